@@ -1,43 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the fork's tooling share: the upstream release, copies of this repository, and its commands."""
+"""What the tests of the fork's tooling share: upstream's release, a tree composed of it, a copy of this repository."""
 
-import os
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(*command, cwd=ROOT, env=None):
-    """The finished process of a command; its output is text."""
-    # DeepSpeed prints which accelerator it found, unless it is told.
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", **(env or {})}
-    return subprocess.run([str(part) for part in command],
-                          cwd=cwd,
-                          env=environment,
-                          stdin=subprocess.DEVNULL,
-                          capture_output=True,
-                          text=True)
-
-
-def checked(*command, **where):
-    """The output of a command that has to succeed."""
-    result = run(*command, **where)
-    assert result.returncode == 0, f"{command} failed:\n{result.stdout}\n{result.stderr}"
-    return result.stdout
-
-
-def fork(*arguments, cwd=ROOT, env=None):
-    """``python -m fork`` with these arguments, of the checkout ``cwd``."""
-    return run(sys.executable, "-m", "fork", *arguments, cwd=cwd, env={"PYTHONPATH": "", **(env or {})})
-
-
-def git(folder, *arguments):
-    return checked("git", *arguments, cwd=folder).strip()
+from commands import ROOT, checked, copy_of_repository, fork
 
 
 @pytest.fixture(scope="session")
@@ -57,18 +25,6 @@ def tree(tmp_path_factory, sdist):
     result = fork("tree", folder, "--upstream", sdist)
     assert result.returncode == 0, result.stderr
     return folder
-
-
-def copy_of_repository(target):
-    """Copy what git tracks here, and what it would, as a repository of one commit."""
-    files = checked("git", "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
-    for file in filter(lambda file: (ROOT / file).is_file(), files):
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, target / file)
-    git(target, "init", "--quiet", "--initial-branch=main")
-    git(target, "add", "--all")
-    git(target, "-c", "user.name=Tester", "-c", "user.email=tester@example.com", "commit", "--quiet", "-m", "Copy")
-    return target
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, checked, copy_of_repository, fork, git, run
+from commands import ROOT, checked, copy_of_repository, fork, git, run
 
 from fork import patchset
 

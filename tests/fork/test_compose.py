@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from conftest import ROOT, checked, fork, git
+from commands import ROOT, checked, fork, git
 
 from fork import patchset
 

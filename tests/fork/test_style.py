@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from conftest import checked, git, run
+from commands import checked, git, run
 
 from fork import patchset
 
