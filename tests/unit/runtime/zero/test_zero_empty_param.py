@@ -5,9 +5,10 @@
 
 import pytest
 import torch
+from torch import nn
 
-from unit.runtime.zero.zero_sized import (DTYPES, SHAPES, EmptyHead, Placeholders, RankZeroAdapter, ZeroSizedTest,
-                                          assert_trains_as_without, batch, config, engine_of, network)
+from unit.runtime.zero.zero_sized import (DTYPES, SHAPES, WIDTH, EmptyHead, Placeholders, RankZeroAdapter,
+                                          ZeroSizedTest, assert_trains_as_without, batch, config, engine_of, network)
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
 
@@ -76,11 +77,13 @@ class TestPrefetch(ZeroSizedTest):
 
     @pytest.mark.parametrize("shapes", [[(8, 0)], SHAPES], ids=["one", "several"])
     def test_set_without_elements_is_submitted(self, shapes):
-        # The placeholders are the last module, so they are all that is left to prefetch while the one before it runs.
-        engine = engine_of(lambda: network(Placeholders(*shapes), place="last"), config())
-        placeholders = list(engine.module[2].parameters())
+        # With a bucket this small, only the linear weight is prefetched before the linear layer is fetched. Then the
+        # placeholders are all there is to prefetch.
+        engine = engine_of(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Placeholders(*shapes)),
+                           config(stage3_prefetch_bucket_size=1))
+        placeholders = list(engine.module[1].parameters())
         before_their_fetch = []
-        engine.module[1].register_forward_hook(
+        engine.module[0].register_forward_hook(
             lambda *_: before_their_fetch.append({parameter.ds_status
                                                   for parameter in placeholders}))
         engine.eval()
