@@ -133,8 +133,8 @@ def engine_of(build, options, zero_init=False):
 
 
 def batch(dtype):
-    """A different input on each rank, the same on every call."""
-    x = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
+    """A different input on each rank, of (batch, sequence, features), the same on every call."""
+    x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
     return x.to(get_accelerator().current_device_name(), dtype)
 
 
