@@ -26,6 +26,7 @@ red: .venv/fork $(STOCK)
 
 bench: .venv/fork $(STOCK)
 	$(BIN)/python benchmarks/fetch.py --stock $(STOCK)
+	TORCH_EXTENSIONS_DIR=$(OPS)/fork $(BIN)/python benchmarks/quantizer_cpu.py
 
 .venv/tools: $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv .venv

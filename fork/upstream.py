@@ -14,6 +14,13 @@ from fork import ROOT, ForkError
 BUILD_OUTPUTS = ("PKG-INFO", "build.txt", "build", "dist", "deepspeed.egg-info",
                  "deepspeed/git_version_info_installed.py")
 
+# The symbolic links of upstream's repository. A source distribution carries what they point to once more.
+LINKS = {
+    "deepspeed/accelerator": "../accelerator",
+    "deepspeed/ops/csrc": "../../csrc",
+    "deepspeed/ops/op_builder": "../../op_builder",
+}
+
 
 def pins(root: Path = ROOT) -> dict:
     """``{version: requirement line}`` of ``requirements/upstream.txt``; the first is the default."""
@@ -57,6 +64,11 @@ def place(target: Path, upstream: str = None, root: Path = ROOT) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    for name, destination in LINKS.items():
+        path = target / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+            path.symlink_to(destination, target_is_directory=True)
 
 
 def _download(requirement: str, folder: Path) -> Path:

@@ -14,6 +14,7 @@ from deepspeed.accelerator import get_accelerator
 from unit.common import DistributedTest
 
 WIDTH = 8
+WIDE = 64  # the quantizer takes partitions whose size is a multiple of 8
 SHAPES = [(0, ), (0, WIDTH), (WIDTH, 0), (4, 0, 3)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -97,6 +98,14 @@ def network(*middle, place="between"):
     layers = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
     at = {"first": 0, "between": 1, "last": 2}[place]
     return nn.Sequential(*layers[:at], *middle, *layers[at:])
+
+
+def wide_network(*shapes):
+    """Linear layers of sizes that can be quantized; the middle one owns zero-sized parameters of these shapes."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE))
+    for index, shape in enumerate(shapes):
+        model[1].register_parameter(f"placeholder_{index}", nn.Parameter(torch.zeros(shape)))
+    return model
 
 
 def config(dtype=torch.float32, **zero_options):
