@@ -342,7 +342,17 @@ def start_pytest(directory, source, **env):
     for name in "DS_ACCELERATOR", "DS_UNITTEST_TIMEOUT", "PYTEST_ADDOPTS":
         env.pop(name, None)
     output = open(directory / "output.txt", "w")
-    return subprocess.Popen(command, cwd=directory, env=env, stdout=output, stderr=subprocess.STDOUT)
+    return subprocess.Popen(command,
+                            cwd=directory,
+                            env=env,
+                            stdout=output,
+                            stderr=subprocess.STDOUT,
+                            preexec_fn=heed_ctrl_c)
+
+
+def heed_ctrl_c():
+    """Undo that a shell has its background jobs ignore Ctrl-C, and all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def notes(directory):
