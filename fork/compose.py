@@ -161,7 +161,7 @@ def _git(folder: Path, *arguments: str) -> str:
     except FileNotFoundError as error:
         raise ForkError("git is not installed, and a tree is composed as a git repository: install git.") from error
     if result.returncode:
-        raise ForkError(f"git {arguments[0]} failed in {folder}: {result.stderr.strip()}.")
+        raise ForkError(f"git {arguments[0]} failed in {folder}: {' '.join(result.stderr.split())}.")
     return result.stdout.strip()
 
 

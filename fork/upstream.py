@@ -107,4 +107,4 @@ def _git_archive(checkout: Path, archive: Path) -> None:
                             capture_output=True,
                             text=True)
     if result.returncode:
-        raise ForkError(f"git could not read HEAD of {checkout}: {result.stderr.strip()}.")
+        raise ForkError(f"git could not read HEAD of {checkout}: {' '.join(result.stderr.split())}.")
