@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upstream's source: fetch a pinned release through pip, or take it from a path."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,11 @@ from fork import ROOT, ForkError
 BUILD_OUTPUTS = ("PKG-INFO", "build.txt", "build", "dist", "deepspeed.egg-info",
                  "deepspeed/git_version_info_installed.py")
 
-# The symbolic links of upstream's repository. A source distribution carries what they point to once more.
+# The symbolic links of upstream's repository. A source distribution has copies in their place.
 LINKS = {
-    "deepspeed/accelerator": "../accelerator",
-    "deepspeed/ops/csrc": "../../csrc",
-    "deepspeed/ops/op_builder": "../../op_builder",
+    "deepspeed/accelerator": "accelerator",
+    "deepspeed/ops/csrc": "csrc",
+    "deepspeed/ops/op_builder": "op_builder"
 }
 
 
@@ -64,11 +65,13 @@ def place(target: Path, upstream: str = None, root: Path = ROOT) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    for name, destination in LINKS.items():
+    for name, original in LINKS.items():
         path = target / name
         if path.is_dir() and not path.is_symlink():
+            # The copy can hold files that the original lacks, as each is packed by patterns of its own.
+            shutil.copytree(path, target / original, dirs_exist_ok=True)
             shutil.rmtree(path)
-            path.symlink_to(destination, target_is_directory=True)
+            path.symlink_to(os.path.relpath(target / original, path.parent), target_is_directory=True)
 
 
 def _download(requirement: str, folder: Path) -> Path:
