@@ -64,7 +64,7 @@ def compare(op, elems, bits, seconds):
 
     calls = {
         "memcpy": lambda: ctypes.memmove(*copy),
-        "copy_": lambda: target.copy_(source),
+        "clone": lambda: source.clone(),
         "quantize": lambda: op.quantize(values, groups, bits, op.Symmetric),
         "dequantize": lambda: op.dequantize(packed, params, groups, bits, op.Symmetric),
         "torch quantize": lambda: torch_quantize(values, groups, bits),
@@ -76,7 +76,7 @@ def compare(op, elems, bits, seconds):
 
     times = dict(zip(calls, best_times(list(calls.values()), seconds)))
     fields = [f"{elems:>10}", f"{bits:>4}", f"{torch.get_num_threads():>7}"]
-    fields += [f"{moved / times[name] / 1e9:>6.1f}" for name in ("memcpy", "copy_")]
+    fields += [f"{moved / times[name] / 1e9:>6.1f}" for name in ("memcpy", "clone")]
     for name in ("quantize", "dequantize"):
         fields += [
             f"{moved / times[name] / 1e9:>10.1f}", f"{times['memcpy'] / times[name]:>8.2f}",
@@ -97,8 +97,9 @@ def main():
     threads = torch.get_num_threads()
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
           f"groups of {GROUP_SIZE}, fp16, symmetric")
-    print("memcpy is one thread, always. GB/s, and how many times as fast as memcpy and as torch:")
-    print("     elems  bits  threads  memcpy  copy_    quantize  /memcpy   /torch  dequantize  /memcpy   /torch")
+    print("memcpy (one thread, always) copies into memory that is there, clone and the op into new memory.")
+    print("GB/s, and how many times as fast as memcpy and as torch:")
+    print("     elems  bits  threads  memcpy  clone    quantize  /memcpy   /torch  dequantize  /memcpy   /torch")
     for count in dict.fromkeys([1, threads]):
         torch.set_num_threads(count)
         for elems in options.elems:

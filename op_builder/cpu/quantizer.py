@@ -23,4 +23,7 @@ class QuantizerBuilder(CPUOpBuilder):
 
     def cxx_args(self):
         # Every operation rounds as it is written, so that vector and scalar code give the same result.
-        return super().cxx_args() + ['-ffp-contract=off']
+        args = super().cxx_args() + ['-ffp-contract=off']
+        if '-D__AVX512__' in args:
+            args.append('-mprefer-vector-width=512')
+        return args

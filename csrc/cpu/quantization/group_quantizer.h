@@ -4,17 +4,18 @@
 
 #pragma once
 
-// Grouped quantization to 8 or 4 bits. A group of values has one scale, and an offset if it is asymmetric:
+// Grouped quantization to 8 or 4 bits. A group of values has one scale, and an offset if it is
+// asymmetric:
 //
 //     level = round((value - offset) * scale)    clamped to the levels of a signed integer
 //     value = level * (1 / scale) + offset       1 / scale is what is stored
 //
-// The scale maps the range of the group on all levels. A tie rounds to the even level, a NaN has no part in the
-// range and becomes level 0, and the values of a group with an infinity are NaN once they are dequantized. Two
-// 4-bit levels share a byte, the first of them in the upper half.
+// The scale maps the range of the group on all levels. A tie rounds to the even level, a NaN has no
+// part in the range and becomes level 0, and the values of a group with an infinity are NaN once
+// they are dequantized. Two 4-bit levels share a byte, the first of them in the upper half.
 
-// Before ATen's vectors are included: they are as wide as the target that the compiler was given. Without one of
-// these they are portable C++, or NEON on AArch64.
+// Before ATen's vectors are included: they are as wide as the target that the compiler was given.
+// Without one of these they are portable C++, or NEON on AArch64.
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define CPU_CAPABILITY_AVX512
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -27,7 +28,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <tuple>
 #include <type_traits>
 
@@ -41,10 +41,12 @@ using Shorts = at::vec::Vectorized<int16_t>;
 
 enum class Type { Symmetric, Asymmetric };
 
-// Levels pass from one step to the next through a buffer of this size. It is even, and it stays in the L1 cache.
+// Levels pass from one step to the next through a buffer of this size. It is even, and it stays in
+// the L1 cache.
 constexpr int64_t kTile = 256;
 
-// How far ahead of a tile memory is requested, in elements: the hardware's prefetcher stops at the end of a page.
+// How far ahead of a tile memory is requested, in elements: the hardware's prefetcher stops at the
+// end of a page.
 constexpr int64_t kAhead = 4096;
 
 constexpr int64_t kCacheLine = 64;
@@ -92,11 +94,14 @@ inline int16_t reduce(Shorts vector, Op op)
 {
     int16_t lanes[Shorts::size()];
     vector.store(lanes);
-    return std::accumulate(lanes + 1, lanes + Shorts::size(), lanes[0], op);
+    int16_t result = lanes[0];
+    for (const int16_t lane : lanes) { result = op(result, lane); }
+    return result;
 }
 
-// The bits of half-precision numbers of one sign are ordered as the numbers are, so that the range of a group is
-// found in them without a conversion. Infinities and NaNs are above all numbers: scalar_range() sorts them out.
+// The bits of half-precision numbers of one sign are ordered as the numbers are, so that the range
+// of a group is found in them without a conversion. Infinities and NaNs are above all numbers:
+// scalar_range() sorts them out.
 template <Type type>
 inline Range group_range(const Half* values, int64_t size)
 {
@@ -195,11 +200,16 @@ inline void unpack(const int8_t* packed, int32_t* levels, int64_t size)
 
 // Quantizes a group, and stores its parameters.
 template <Type type, int num_bits>
-inline void quantize_group(const Half* values, int8_t* packed, float* params, int64_t group, int64_t size)
+inline void quantize_group(const Half* values,
+                           int8_t* packed,
+                           float* params,
+                           int64_t group,
+                           int64_t size)
 {
     constexpr float min_level = -(1 << (num_bits - 1));
     constexpr float max_level = (1 << (num_bits - 1)) - 1;
-    // The sum of this and a level is a float whose low bits are the level, rounded as the addition rounds.
+    // The sum of this and a level is a float whose low bits are the level, rounded as the addition
+    // rounds.
     constexpr float to_bits = 3 << 22;
 
     const Range range = group_range<type>(values, size);
@@ -210,7 +220,9 @@ inline void quantize_group(const Half* values, int8_t* packed, float* params, in
 
     const auto vector_levels = [&](Floats vector) {
         if constexpr (type == Type::Asymmetric) { vector = vector - Floats(offset); }
-        return at::vec::clamp(vector * Floats(scale), Floats(min_level), Floats(max_level)) + Floats(to_bits);
+        // The lowest value of the group is at the lowest level, the highest is one above the
+        // highest level.
+        return at::vec::clamp_max(vector * Floats(scale), Floats(max_level)) + Floats(to_bits);
     };
     const auto scalar_level = [&](float value) {
         const float level = (value - offset) * scale;
@@ -237,9 +249,14 @@ inline void quantize_group(const Half* values, int8_t* packed, float* params, in
     }
 }
 
-// Dequantizes a run of values of one group: into `values`, or as a sum with what is there, in the precision of T.
+// Dequantizes a run of values of one group: into `values`, or as a sum with what is there, in the
+// precision of T.
 template <Type type, int num_bits, bool accumulate = false, typename T>
-inline void dequantize_run(const int8_t* packed, T* values, const float* params, int64_t group, int64_t size)
+inline void dequantize_run(const int8_t* packed,
+                           T* values,
+                           const float* params,
+                           int64_t group,
+                           int64_t size)
 {
     const float scale = type == Type::Symmetric ? params[group] : params[2 * group];
     const float offset = type == Type::Symmetric ? 0.0f : params[2 * group + 1];

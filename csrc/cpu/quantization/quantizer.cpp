@@ -44,15 +44,17 @@ template <typename Kernel>
 void for_each_group(int64_t groups, int64_t elems_per_group, const Kernel& kernel)
 {
     const int64_t elems = std::max<int64_t>(elems_per_group, 1);
-    at::parallel_for(0, groups, at::divup(at::internal::GRAIN_SIZE, elems), [&](int64_t begin, int64_t end) {
-        for (int64_t group = begin; group < end; ++group) { kernel(group); }
-    });
+    at::parallel_for(
+        0, groups, at::divup(at::internal::GRAIN_SIZE, elems), [&](int64_t begin, int64_t end) {
+            for (int64_t group = begin; group < end; ++group) { kernel(group); }
+        });
 }
 
 void check_tensor(const at::Tensor& tensor, const char* name, at::ScalarType dtype)
 {
     TORCH_CHECK(tensor.device().is_cpu(), name, " must be on the CPU, but is on ", tensor.device());
-    TORCH_CHECK(tensor.scalar_type() == dtype, name, " must be ", dtype, ", but is ", tensor.scalar_type());
+    TORCH_CHECK(
+        tensor.scalar_type() == dtype, name, " must be ", dtype, ", but is ", tensor.scalar_type());
     TORCH_CHECK(tensor.dim() > 0, name, " must have at least one dimension");
     TORCH_CHECK(tensor.is_contiguous(), name, " must be contiguous");
 }
@@ -66,7 +68,13 @@ void check_num_bits(int64_t num_bits)
 int64_t check_groups(int64_t elems, const char* name, int64_t groups, int64_t num_bits)
 {
     TORCH_CHECK(groups > 0, name, " must be positive, but is ", groups);
-    TORCH_CHECK(elems % groups == 0, elems, " elements do not divide into ", groups, " groups (", name, ")");
+    TORCH_CHECK(elems % groups == 0,
+                elems,
+                " elements do not divide into ",
+                groups,
+                " groups (",
+                name,
+                ")");
     const int64_t elems_per_group = elems / groups;
     TORCH_CHECK(elems_per_group * num_bits % 8 == 0,
                 "with 4 bits a group must have an even number of elements, but ",
@@ -101,7 +109,10 @@ at::Tensor empty_params(int64_t groups, Type type)
     return at::empty({groups, params_per_group(type)}, at::dtype(at::kFloat));
 }
 
-std::vector<at::Tensor> quantize(const at::Tensor& input_vals, int64_t groups, int64_t num_bits, Type quant_type)
+std::vector<at::Tensor> quantize(const at::Tensor& input_vals,
+                                 int64_t groups,
+                                 int64_t num_bits,
+                                 Type quant_type)
 {
     check_tensor(input_vals, "input_vals", at::kHalf);
     check_num_bits(num_bits);
@@ -122,8 +133,11 @@ std::vector<at::Tensor> quantize(const at::Tensor& input_vals, int64_t groups, i
         constexpr int bits = decltype(bits_constant)::value;
         for_each_group(groups, elems_per_group, [&](int64_t group) {
             const int64_t begin = group * elems_per_group;
-            cpu_quantizer::quantize_group<type, bits>(
-                input_data + begin, output_data + begin * bits / 8, params_data, group, elems_per_group);
+            cpu_quantizer::quantize_group<type, bits>(input_data + begin,
+                                                      output_data + begin * bits / 8,
+                                                      params_data,
+                                                      group,
+                                                      elems_per_group);
         });
     });
     return {output, params};
@@ -152,17 +166,21 @@ at::Tensor dequantize(const at::Tensor& quantized_data,
         constexpr int bits = decltype(bits_constant)::value;
         for_each_group(groups, elems_per_group, [&](int64_t group) {
             const int64_t begin = group * elems_per_group;
-            cpu_quantizer::dequantize_run<type, bits>(
-                input_data + begin * bits / 8, output_data + begin, params_data, group, elems_per_group);
+            cpu_quantizer::dequantize_run<type, bits>(input_data + begin * bits / 8,
+                                                      output_data + begin,
+                                                      params_data,
+                                                      group,
+                                                      elems_per_group);
         });
     });
     return output;
 }
 
-// Quantizes like quantize(), and orders the groups for an all-to-all inside a node followed by one between nodes. A
-// tensor is a partition for each device of each node, and a partition is split into `pipeline_size` slices. Written
-// are the first slices of all partitions, then the second ones, and so on; and among the slices those of the same
-// local device are next to each other, in the order of the nodes.
+// Quantizes like quantize(), and orders the groups for an all-to-all inside a node followed by one
+// between nodes. A tensor is a partition for each device of each node, and a partition is split
+// into `pipeline_size` slices. Written are the first slices of all partitions, then the second
+// ones, and so on; and among the slices those of the same local device are next to each other, in
+// the order of the nodes.
 std::vector<at::Tensor> swizzle_quant(const at::Tensor& input_vals,
                                       int64_t groups,
                                       int64_t num_bits,
@@ -206,17 +224,19 @@ std::vector<at::Tensor> swizzle_quant(const at::Tensor& input_vals,
             const int64_t device = partition % devices_per_node;
             const int64_t out_slice = (slice * devices_per_node + device) * nodes + node;
             const int64_t out_group = out_slice * groups_per_slice + group % groups_per_slice;
-            cpu_quantizer::quantize_group<type, bits>(input_data + group * elems_per_group,
-                                                      output_data + out_group * elems_per_group * bits / 8,
-                                                      scales_data,
-                                                      out_group,
-                                                      elems_per_group);
+            cpu_quantizer::quantize_group<type, bits>(
+                input_data + group * elems_per_group,
+                output_data + out_group * elems_per_group * bits / 8,
+                scales_data,
+                out_group,
+                elems_per_group);
         });
     });
     return {output, scales};
 }
 
-// Adds up the tensors of `devices_per_node` devices, which follow each other in `input_vals`, and quantizes the sum.
+// Adds up the tensors of `devices_per_node` devices, which follow each other in `input_vals`, and
+// quantizes the sum.
 std::vector<at::Tensor> quantized_reduction(const at::Tensor& input_vals,
                                             const at::Tensor& input_scales,
                                             int64_t in_groups,
@@ -227,7 +247,8 @@ std::vector<at::Tensor> quantized_reduction(const at::Tensor& input_vals,
 {
     check_tensor(input_vals, "input_vals", at::kChar);
     check_num_bits(num_bits);
-    TORCH_CHECK(devices_per_node > 0, "devices_per_node must be positive, but is ", devices_per_node);
+    TORCH_CHECK(
+        devices_per_node > 0, "devices_per_node must be positive, but is ", devices_per_node);
     auto sizes = input_vals.sizes().vec();
     TORCH_CHECK(sizes.back() % devices_per_node == 0,
                 "the last dimension of input_vals, ",
@@ -243,7 +264,8 @@ std::vector<at::Tensor> quantized_reduction(const at::Tensor& input_vals,
     sizes.back() /= devices_per_node;
     const int64_t elems = input_vals.numel() / devices_per_node * 8 / num_bits;
     const int64_t in_groups_per_tensor = in_groups / devices_per_node;
-    const int64_t elems_per_in_group = check_groups(elems, "in_groups", in_groups_per_tensor, num_bits);
+    const int64_t elems_per_in_group =
+        check_groups(elems, "in_groups", in_groups_per_tensor, num_bits);
     const int64_t elems_per_out_group = check_groups(elems, "out_groups", out_groups, num_bits);
     check_params(input_scales, "input_scales", in_groups, quant_type);
 
@@ -256,7 +278,8 @@ std::vector<at::Tensor> quantized_reduction(const at::Tensor& input_vals,
     dispatch(quant_type, num_bits, [&](auto type_constant, auto bits_constant) {
         constexpr Type type = decltype(type_constant)::value;
         constexpr int bits = decltype(bits_constant)::value;
-        // The sum of what a group holds of each device, in the precision of the tensors that were quantized.
+        // The sum of what a group holds of each device, in the precision of the tensors that were
+        // quantized.
         const auto add_group = [&](int64_t device, int64_t begin, int64_t end, Half* sum) {
             const int8_t* device_data = input_data + device * elems * bits / 8;
             const float* device_scales =
