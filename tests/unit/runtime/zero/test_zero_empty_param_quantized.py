@@ -22,13 +22,7 @@ class TestQuantizedBucket(ZeroSizedTest):
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_frozen_weights_are_gathered_in_the_dtype_of_the_parameters(self, dtype):
-
-        def build():
-            model = wide_network()
-            model[1].requires_grad_(False)
-            return model
-
-        engine = engine_of(build, config(dtype, zero_quantized_nontrainable_weights=True))
+        engine = engine_of(lambda: wide_network(frozen=True), config(dtype, zero_quantized_nontrainable_weights=True))
         assert engine.module[1].weight.ds_tensor.dtype == engine.module[1].bias.ds_tensor.dtype == torch.int8
         assert engine(batch(dtype)).dtype == dtype
         engine.destroy()

@@ -42,13 +42,8 @@ class TestQuantizedFrozenWeights(ZeroSizedTest):
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_zero_sized_in_one_bucket_with_sized(self, dtype):
-
-        def build():
-            model = wide_network((0, ), (4, 0, 3))
-            model[1].requires_grad_(False)
-            return model
-
-        engine = engine_of(build, config(dtype, zero_quantized_nontrainable_weights=True))
+        engine = engine_of(lambda: wide_network((0, ), (4, 0, 3), frozen=True),
+                           config(dtype, zero_quantized_nontrainable_weights=True))
         layer = engine.module[1]
         for parameter in layer.parameters():
             assert parameter.ds_tensor.dtype == torch.int8

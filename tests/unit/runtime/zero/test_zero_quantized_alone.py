@@ -14,13 +14,7 @@ class TestQuantizedFrozenWeightsOfOneRank(ZeroSizedTest):
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_forward_and_gather(self, dtype):
-
-        def build():
-            model = wide_network()
-            model[1].requires_grad_(False)
-            return model
-
-        engine = engine_of(build, config(dtype, zero_quantized_nontrainable_weights=True))
+        engine = engine_of(lambda: wide_network(frozen=True), config(dtype, zero_quantized_nontrainable_weights=True))
         weight = engine.module[1].weight
         assert weight.ds_tensor.dtype == torch.int8
         assert engine(batch(dtype)).dtype == dtype

@@ -5,6 +5,7 @@
 import pytest
 import torch
 
+import deepspeed.comm as dist
 from deepspeed.runtime.zero.partition_parameters import Init
 from unit.common import DistributedTest
 
@@ -34,3 +35,13 @@ class TestQuantizedGatherOfPadded(DistributedTest):
         for param, value in zip(params, values):
             step = value.abs().max().item() / 128
             torch.testing.assert_close(param.data, value, rtol=2**-10, atol=1.01 * step)
+
+    def test_padding_is_zeros(self):
+        torch.use_deterministic_algorithms(True)  # memory that nobody has written to is then NaNs
+        parameter = torch.nn.Parameter(torch.ones(15))
+        Init(module=torch.nn.ParameterList([parameter]), dtype=torch.float32)
+        torch.use_deterministic_algorithms(False)
+        start = dist.get_rank() * parameter.ds_tensor.ds_numel
+        expected = torch.ones(16)[start:start + parameter.ds_tensor.ds_numel]
+        expected[15 - start:] = 0
+        assert torch.equal(parameter.ds_tensor, expected)

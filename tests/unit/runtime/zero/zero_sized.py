@@ -100,11 +100,15 @@ def network(*middle, place="between"):
     return nn.Sequential(*layers[:at], *middle, *layers[at:])
 
 
-def wide_network(*shapes):
-    """Linear layers of sizes that can be quantized; the middle one owns zero-sized parameters of these shapes."""
+def wide_network(*shapes, frozen=False):
+    """Linear layers of sizes that can be quantized.
+
+    The middle one, which may be frozen, owns zero-sized parameters of the given shapes too.
+    """
     model = nn.Sequential(nn.Linear(WIDTH, WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE))
     for index, shape in enumerate(shapes):
         model[1].register_parameter(f"placeholder_{index}", nn.Parameter(torch.zeros(shape)))
+    model[1].requires_grad_(not frozen)
     return model
 
 
