@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -116,6 +117,8 @@ def _match(folder: Path, patch: patchset.Patch, rule: patchset.Rule) -> Match:
 
 def _rewrite(folder: Path, rule: patchset.Rule) -> None:
     _ast_grep(folder, rule, {"rule": rule.rule, "fix": rule.fix}, "--update-all")
+    path = folder / rule.file  # ast-grep indents the blank lines of a fix too
+    path.write_text(re.sub("^[ \t]+$", "", path.read_text(), flags=re.MULTILINE))
     if _scan(folder, rule, rule.applied) != rule.matches:
         raise ForkError(
             f"Rule {rule.id} was applied to {rule.file}, but its 'applied' rule does not match the result.")
