@@ -3,29 +3,18 @@
 # DeepSpeed Team
 """Parameters gathered from quantized partitions, and how far from the original they may be."""
 
-import math
-
 import torch
 
 import deepspeed
-import deepspeed.comm as dist
 
 
 def assert_close_to(value, original):
-    """A gathered value is within half a quantization step of the original, and rounded to its dtype.
-
-    A step is 1/128 of the largest magnitude in a group of up to 8000 elements. The levels go from -128 to 127: a value
-    less than half a step below the magnitude of its group is off by up to a whole one. There are few of them.
-    """
+    """A gathered value is within half a quantization step, 1/127 of the largest magnitude, and rounding."""
     assert (value.shape, value.dtype) == (original.shape, original.dtype)
-    if original.numel() == 0:
-        return
-    step = original.abs().max().item() / 128
-    rounding = original.abs().float() * (torch.finfo(torch.half).eps + torch.finfo(original.dtype).eps / 2)
-    error = (value.float() - original.float()).abs() - rounding
-    assert error.max() <= step
-    groups = dist.get_world_size() * math.ceil(original.numel() / dist.get_world_size() / 8000)
-    assert (error > step / 2).sum() <= groups + original.numel() // 200
+    if original.numel() > 0:
+        step = original.abs().max().item() / 127
+        rounding = original.abs().float() * (torch.finfo(torch.half).eps + torch.finfo(original.dtype).eps / 2)
+        assert ((value.float() - original.float()).abs() <= step / 2 + rounding).all()
 
 
 def gather_each(parameters):

@@ -9,7 +9,6 @@ from torch import nn
 
 from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
 from unit.common import DistributedTest
-from unit.runtime.zero.quantized import assert_close_to
 from unit.runtime.zero.zero_sized import DTYPES, WIDTH, ZeroSizedTest, batch, config, engine_of, train
 
 
@@ -57,5 +56,5 @@ class TestQuantizer(DistributedTest):
         assert all(row.shape == (numel, ) for row in quantized)
         assert scales[0].numel() == -(-numel // 8000)
         values = CUDAQuantizer().dequantize(torch.stack(quantized), torch.cat(scales), dtype=torch.half)
-        for value, row in zip(values.view(2, numel), rows):
-            assert_close_to(value.cpu(), row)
+        step = rows.abs().max() / 128
+        assert (values.view(2, numel).cpu() - rows).abs().max() <= 1.1 * step  # the last level is one step below
