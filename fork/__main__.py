@@ -5,7 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fork import ROOT, ForkError, compose
+from fork import ROOT, ForkError, compose, export
 
 UPSTREAM = """the DeepSpeed to patch: a version pinned in requirements/upstream.txt (default: the first), a source
 distribution (.tar.gz), an unpacked one, or a git checkout, whose HEAD is taken"""
@@ -30,8 +30,35 @@ def main(arguments=None) -> int:
                                 "1 if one does not match as often as its patch says.")
     check.add_argument("--upstream", metavar="VERSION_OR_PATH", help=UPSTREAM)
 
+    out = commands.add_parser("export",
+                              help="make a branch of a DeepSpeed checkout",
+                              description="Make a branch of a clean git checkout of DeepSpeed, with one commit for "
+                              "each patch, signed off by the user of that checkout, and switch to it.")
+    out.add_argument("checkout", type=Path, metavar="CHECKOUT", help="a git checkout of DeepSpeed")
+    out.add_argument("--base", default="HEAD", metavar="REV", help="the commit to start from (default: HEAD)")
+    out.add_argument("--branch", metavar="NAME", help=f"the name of the branch (default: {export.BRANCH})")
+    out.add_argument("--only", nargs="+", metavar="NAME", help="take these patches and what they need, not all")
+    out.add_argument("--patches",
+                     type=Path,
+                     metavar="DIR",
+                     help="write the commits as files for git am into an empty folder; there is then no branch")
+
     options = parser.parse_args(arguments)
+    if options.command == "export" and options.patches and options.branch:
+        parser.error("--patches makes no branch: leave out --branch.")
     try:
+        if options.command == "export":
+            if options.patches:
+                made = export.files(options.checkout, options.patches, options.base, options.only)
+                print(f"{len(made)} files for git am in {options.patches}:")
+            else:
+                name = options.branch or export.BRANCH
+                made = export.branch(options.checkout, options.base, options.only, name)
+                print(f"{options.checkout} is on the new branch {name}, with {len(made)} commits:")
+            for patch in made:
+                needed = options.only and patch.name not in options.only
+                print(f"  {patch.subject}{' (needed by the others)' if needed else ''}")
+            return 0
         if options.command == "tree":
             target = options.dir or ROOT / "build" / "tree"
             print(f"{target} composed." if compose.tree(target, options.upstream) else f"{target} is up to date.")

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fork import ROOT, ForkError, patchset, upstream
-
-IDENTITY = ("DeepSpeed zero-sized parameters", "zerosized@users.noreply.example")
-DATE = "2026-01-01T00:00:00+00:00"  # fixed, so that the same input gives the same commit ids
+from fork.repository import commit, git
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def tree(target: Path, source: str = None, root: Path = ROOT) -> bool:
         composed_from = _composed_from(target)
         if composed_from == key and (source is None or source in upstream.pins(root)):
             return False
-        if _git(target, "status", "--porcelain") or _git(target, "rev-parse", "HEAD") != _config(target, "fork.head"):
+        if git(target, "status", "--porcelain") or git(target, "rev-parse", "HEAD") != _config(target, "fork.head"):
             raise ForkError(f"{target} holds changes of yours: keep them elsewhere and remove it, or name another "
                             "folder.")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,8 +63,8 @@ def tree(target: Path, source: str = None, root: Path = ROOT) -> bool:
     shutil.rmtree(partial, ignore_errors=True)  # left by a composition that was interrupted
     try:
         _compose(partial, source, root)
-        _git(partial, "config", "fork.key", key)
-        _git(partial, "config", "fork.head", _git(partial, "rev-parse", "HEAD"))
+        git(partial, "config", "fork.key", key)
+        git(partial, "config", "fork.head", git(partial, "rev-parse", "HEAD"))
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
@@ -92,22 +90,45 @@ def check(source: str = None, root: Path = ROOT) -> list:
 def _compose(folder: Path, source: str, root: Path) -> None:
     patches = patchset.load(root)
     upstream.place(folder, source, root)
-    _git(folder, "init", "--quiet", "--initial-branch=main", "--object-format=sha1")
+    git(folder, "init", "--quiet", "--initial-branch=main", "--object-format=sha1")
     exclude = folder / ".git" / "info" / "exclude"
     exclude.parent.mkdir(exist_ok=True)
     exclude.write_text("".join(f"/{name}\n" for name in upstream.BUILD_OUTPUTS) + "__pycache__/\n")
     version = (folder / "version.txt").read_text().strip()
-    _commit(folder, f"DeepSpeed {version}", "Upstream's source as released, without what a build writes into it.")
+    commit(folder, f"DeepSpeed {version}", "Upstream's source as released, without what a build writes into it.")
     for patch in patches:
-        for rule in patch.rules:
-            match = _match(folder, patch, rule)
-            if not match.ok:
-                raise ForkError(f"{match}.")
-            _rewrite(folder, rule)
-        for file in patch.files:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / file, folder / file)
-        _commit(folder, patch.subject, patch.message)
+        apply(folder, patch, root)
+        commit(folder, patch.subject, patch.message)
+
+
+def apply(folder: Path, patch: patchset.Patch, root: Path = ROOT) -> None:
+    """Change the source in ``folder`` as a patch says, and add the patch's files.
+
+    Raises:
+        ForkError: a rule does not match as often as it says, or the source has another file of the same name.
+    """
+    for rule in patch.rules:
+        apply_rule(folder, patch, rule)
+    add_files(folder, patch, root)
+
+
+def apply_rule(folder: Path, patch: patchset.Patch, rule: patchset.Rule) -> None:
+    """Change the source in ``folder`` as one rule of a patch says."""
+    match = _match(folder, patch, rule)
+    if not match.ok:
+        raise ForkError(f"{match}.")
+    _rewrite(folder, rule)
+
+
+def add_files(folder: Path, patch: patchset.Patch, root: Path = ROOT) -> None:
+    """Copy the files that belong to a patch into ``folder``."""
+    for file in patch.files:
+        target = folder / file
+        if target.exists() and target.read_bytes() != (root / file).read_bytes():
+            raise ForkError(f"{patch.name} adds {file}, but upstream has a file of that name with other contents: "
+                            "rename ours, or take what upstream has.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / file, target)  # with its time, by which a compiled op is known to be up to date
 
 
 def _match(folder: Path, patch: patchset.Patch, rule: patchset.Rule) -> Match:
@@ -145,31 +166,8 @@ def _ast_grep(folder: Path, rule: patchset.Rule, body: dict, *options: str) -> s
     return result.stdout
 
 
-def _commit(folder: Path, subject: str, body: str) -> None:
-    _git(folder, "add", "--all", "--force", "--", ".", *(f":(exclude){name}" for name in upstream.BUILD_OUTPUTS))
-    _git(folder, "commit", "--quiet", "--signoff", "--message", subject, "--message", body)
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    # Nothing of the caller's configuration or surroundings may show in the commits.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment.update(GIT_CONFIG_GLOBAL=os.devnull,
-                       GIT_CONFIG_NOSYSTEM="1",
-                       GIT_CEILING_DIRECTORIES=str(folder.parent))
-    for role in ("AUTHOR", "COMMITTER"):
-        environment[f"GIT_{role}_NAME"], environment[f"GIT_{role}_EMAIL"] = IDENTITY
-        environment[f"GIT_{role}_DATE"] = DATE
-    try:
-        result = subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise ForkError("git is not installed, and a tree is composed as a git repository: install git.") from error
-    if result.returncode:
-        raise ForkError(f"git {arguments[0]} failed in {folder}: {' '.join(result.stderr.split())}.")
-    return result.stdout.strip()
-
-
 def _config(folder: Path, name: str) -> str:
-    return _git(folder, "config", "--local", name)
+    return git(folder, "config", "--local", name)
 
 
 def _composed_from(target: Path) -> str:

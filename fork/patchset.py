@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The patch set: what ``patches/series`` and the files it lists say.
 
-A patch file is a stream of YAML documents. The first is the commit: ``subject``, ``message`` and ``files``, the
-whole files of this repository that belong to it. Every other document is an ast-grep rule, with two keys of ours in
+A patch file is a stream of YAML documents. The first is the commit: ``subject``, ``message``, ``files``, the whole
+files of this repository that belong to it, and ``needs``, the earlier patches without which its rules do not match or
+its tests do not pass. A file that the tests of several patches import is listed by each: the first of them to be
+committed adds it. Every other document is an ast-grep rule, with two keys of ours in
 its ``metadata``: ``matches``, how often the rule has to match (1 if it is left out), and ``applied``, a rule that
 matches the code once the change is in.
 """
@@ -33,7 +35,13 @@ class Patch:
     subject: str
     message: str
     files: tuple
+    needs: tuple
     rules: tuple
+
+    @property
+    def tests(self):
+        """The test files among its files."""
+        return tuple(file for file in self.files if Path(file).name.startswith("test_"))
 
 
 def load(root: Path = ROOT) -> list:
@@ -48,7 +56,30 @@ def load(root: Path = ROOT) -> list:
     for path in sorted(folder.glob("*.yaml")):
         if path.stem not in names:
             raise ForkError(f"patches/{path.name} is not in patches/series: list it there or remove it.")
-    return [_read(folder / f"{name}.yaml", root) for name in names]
+    patches = [_read(folder / f"{name}.yaml", root) for name in names]
+    for index, patch in enumerate(patches):
+        for name in patch.needs:
+            if name not in names[:index]:
+                raise ForkError(f"patches/{patch.name}.yaml needs {name}, which patches/series does not list before "
+                                f"{patch.name}.")
+    return patches
+
+
+def select(patches: list, names) -> list:
+    """Those of ``patches`` that ``names`` names, with all that they need, in the order of the series.
+
+    Raises:
+        ForkError: there is no patch of a name.
+    """
+    known = {patch.name: patch for patch in patches}
+    wanted, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in known:
+            raise ForkError(f"{name} is not a patch; these are: {', '.join(known)}.")
+        wanted.add(name)
+        waiting += known[name].needs
+    return [patch for patch in patches if patch.name in wanted]
 
 
 def _read(path: Path, root: Path) -> Patch:
@@ -57,7 +88,7 @@ def _read(path: Path, root: Path) -> Patch:
     try:
         commit, *rules = yaml.safe_load_all(path.read_text())
         patch = Patch(path.stem, commit["subject"], commit["message"].strip(), tuple(commit.get("files", ())),
-                      tuple(_rule(document) for document in rules))
+                      tuple(commit.get("needs", ())), tuple(_rule(document) for document in rules))
     except KeyError as error:
         raise ForkError(f"patches/{path.name} lacks the key {error}.") from error
     except (TypeError, ValueError, yaml.YAMLError) as error:

@@ -48,3 +48,23 @@ def copy_of_repository(target):
     git(target, "add", "--all")
     git(target, "-c", "user.name=Tester", "-c", "user.email=tester@example.com", "commit", "--quiet", "-m", "Copy")
     return target
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {path}"
+    path.write_text(text.replace(old, new))
+
+
+def assert_error(result, *parts):
+    """One sentence on stderr that has all the parts, and no traceback."""
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    for part in parts:
+        assert part in result.stderr
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
