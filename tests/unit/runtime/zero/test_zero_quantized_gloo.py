@@ -71,13 +71,16 @@ class TestQuantizedGather(DistributedTest):
     reuse_dist_env = True
 
     @pytest.mark.parametrize("sequential", [False, True])
-    @pytest.mark.parametrize("dtype, quantized_before", [(torch.float16, False), (torch.bfloat16, False),
-                                                         (torch.float32, False), (torch.float16, True)])
-    def test_coalesced(self, dtype, quantized_before, sequential):
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+    def test_coalesced(self, dtype, sequential):
         params, gathered = partitioned_parameters(dtype, stage3_allgather_sequential=sequential)
-        if quantized_before:
-            for param in params:
-                quantize_partition(param)
+        params[0].all_gather_coalesced(params, quantize=True).wait()
+        assert_gathered(params, gathered)
+
+    def test_quantized_before(self):
+        params, gathered = partitioned_parameters(torch.float16, stage3_allgather_sequential=True)
+        for param in params:
+            quantize_partition(param)
         params[0].all_gather_coalesced(params, quantize=True).wait()
         assert_gathered(params, gathered)
 
