@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 OPS := $(CURDIR)/build/ops
 STOCK := build/stock
 
-.PHONY: test demo lint red bench clean
+.PHONY: test demo lint red load-bearing bench clean
 
 test: .venv/fork
 	TORCH_EXTENSIONS_DIR=$(OPS)/fork $(BIN)/python -m pytest $(TESTS)
@@ -23,6 +23,10 @@ lint: .venv/tools
 # Every unit test has to fail on the release without the patch set.
 red: .venv/fork $(STOCK)
 	$(BIN)/python tests/fork/red.py --stock $(STOCK)
+
+# Every rule of the patch set has to be missed by a test when it is left out. PATCHES names patches, or --whole too.
+load-bearing: .venv/tools
+	$(BIN)/python tests/fork/load_bearing.py $(PATCHES)
 
 bench: .venv/fork $(STOCK)
 	$(BIN)/python benchmarks/fetch.py --stock $(STOCK)

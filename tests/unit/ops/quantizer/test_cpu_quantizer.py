@@ -3,11 +3,15 @@
 # DeepSpeed Team
 
 import math
+import os
 import struct
+import subprocess
+import sys
 
 import pytest
 import torch
 
+import deepspeed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.inference.quantization.utils import DeQuantizer, Quantizer
 from deepspeed.ops.op_builder import QuantizerBuilder
@@ -130,6 +134,27 @@ def test_builder():
     assert type(get_accelerator().create_op_builder("QuantizerBuilder")) is QuantizerBuilder
     assert QuantizerBuilder.NAME in ALL_OPS
     assert QuantizerBuilder.NAME == "quantizer"
+
+
+@pytest.mark.parametrize("package, beside", [
+    ("deepspeed.ops.op_builder", {}),
+    ("op_builder", {
+        "op_builder": "ops/op_builder",
+        "accelerator": "accelerator"
+    }),
+])
+def test_builder_is_found_in_an_installation_and_to_install(package, beside, tmp_path):
+    """setup.py finds the builders in op_builder, which stands beside deepspeed in a checkout, and nowhere else."""
+    for name, folder in {"deepspeed": ".", **beside}.items():
+        os.symlink(os.path.join(os.path.dirname(deepspeed.__file__), folder), tmp_path / name)
+    show = f"from {package}.all_ops import ALL_OPS; print(type(ALL_OPS['quantizer']).__module__)"
+    output = subprocess.run([sys.executable, "-c", show],
+                            cwd=tmp_path,
+                            env=dict(os.environ, PYTHONPATH=str(tmp_path), DS_ACCELERATOR="cpu"),
+                            stdout=subprocess.PIPE,
+                            check=True,
+                            text=True).stdout
+    assert output.splitlines()[-1] == f"{package}.cpu.quantizer"
 
 
 @each_bits
