@@ -9,7 +9,7 @@ STOCK := build/stock
 
 .PHONY: test demo lint red load-bearing bench clean
 
-test: .venv/fork
+test: .venv/fork $(STOCK)
 	TORCH_EXTENSIONS_DIR=$(OPS)/fork $(BIN)/python -m pytest $(TESTS)
 
 demo: .venv/fork $(STOCK)
