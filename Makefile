@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 OPS := $(CURDIR)/build/ops
 STOCK := build/stock
 
-.PHONY: test demo lint red load-bearing bench clean
+.PHONY: test demo lint red load-bearing features compat bench clean
 
 test: .venv/fork $(STOCK)
 	TORCH_EXTENSIONS_DIR=$(OPS)/fork $(BIN)/python -m pytest $(TESTS)
@@ -27,6 +27,10 @@ red: .venv/fork $(STOCK)
 # Every rule of the patch set has to be missed by a test when it is left out. PATCHES names patches, or --whole too.
 load-bearing: .venv/tools
 	$(BIN)/python tests/fork/load_bearing.py $(PATCHES)
+
+# Writes docs/features.md.
+features: .venv/fork $(STOCK)
+	$(BIN)/python tests/fork/features.py --stock $(STOCK)
 
 bench: .venv/fork $(STOCK)
 	$(BIN)/python benchmarks/fetch.py --stock $(STOCK)

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# DeepSpeed Team
+"""Zero-sized parameters go unnoticed in every feature that used to fail with them."""
+
+import pytest
+
+from unit.runtime.zero.zero_sized import ZeroSizedTest
+from unit.runtime.zero.zero_sized_features import FEATURES, check
+
+BROKEN = [(name, stage) for name in FEATURES for stage in FEATURES[name].stages if stage in FEATURES[name].broken]
+
+
+@pytest.mark.parametrize("name, stage", BROKEN)
+class TestFeature(ZeroSizedTest):
+    world_size = 2
+    reuse_dist_env = False  # autocast and hpZ leave something behind in a process
+
+    def test(self, name, stage):
+        check(name, stage)
