@@ -14,7 +14,7 @@ from fork import LOCAL_VERSION, ForkError, compose  # noqa: E402
 TREE = ROOT / "build" / "tree"
 
 try:
-    compose.tree(TREE)
+    compose.tree(TREE, os.environ.get("DS_UPSTREAM_VERSION"))
 except ForkError as error:
     sys.exit(f"error: {error}")
 

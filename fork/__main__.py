@@ -5,10 +5,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from fork import ROOT, ForkError, compose, export
+from fork import ROOT, ForkError, compat, compose, export
 
-UPSTREAM = """the DeepSpeed to patch: a version pinned in requirements/upstream.txt (default: the first), a source
-distribution (.tar.gz), an unpacked one, or a git checkout, whose HEAD is taken"""
+UPSTREAM = """the DeepSpeed to patch: a version pinned in requirements/releases.txt (default: the one in
+requirements/upstream.txt), a source distribution (.tar.gz), an unpacked one, or a git checkout, whose HEAD is taken"""
 
 
 def main(arguments=None) -> int:
@@ -43,6 +43,14 @@ def main(arguments=None) -> int:
                      metavar="DIR",
                      help="write the commits as files for git am into an empty folder; there is then no branch")
 
+    releases = commands.add_parser("compat",
+                                   help="test every pinned release",
+                                   description="Compose each release that requirements/ pins, run the stage 3 tests "
+                                   "of the patches that apply to it, and print a table. It takes minutes for each.")
+    releases.add_argument("versions", nargs="*", metavar="VERSION", help="only these releases")
+    releases.add_argument("--tests", default="tests/unit/runtime/zero", metavar="PATH", help="a folder or a test file")
+    releases.add_argument("--keyword", metavar="EXPRESSION", help="only the tests that pytest -k takes")
+
     options = parser.parse_args(arguments)
     if options.command == "export" and options.patches and options.branch:
         parser.error("--patches makes no branch: leave out --branch.")
@@ -59,6 +67,14 @@ def main(arguments=None) -> int:
                 needed = options.only and patch.name not in options.only
                 print(f"  {patch.subject}{' (needed by the others)' if needed else ''}")
             return 0
+        if options.command == "compat":
+            failed = 0
+            print("| release | patches that apply | tests |\n| --- | --- | --- |", flush=True)
+            for version, applied, count, line, well in compat.rows(options.versions, options.tests,
+                                                                   ["-k", options.keyword] if options.keyword else []):
+                failed += not well
+                print(f"| {version} | {applied} of {count} | {line} |", flush=True)
+            return 1 if failed else 0
         if options.command == "tree":
             target = options.dir or ROOT / "build" / "tree"
             print(f"{target} composed." if compose.tree(target, options.upstream) else f"{target} is up to date.")

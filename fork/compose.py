@@ -79,7 +79,7 @@ def check(source: str = None, root: Path = ROOT) -> list:
         folder = Path(scratch) / "tree"
         upstream.place(folder, source, root)
         matches = []
-        for patch in patchset.load(root):
+        for patch in patchset.for_source(patchset.load(root), folder):
             for rule in patch.rules:
                 matches.append(_match(folder, patch, rule))
                 if matches[-1].ok:
@@ -96,7 +96,7 @@ def _compose(folder: Path, source: str, root: Path) -> None:
     exclude.write_text("".join(f"/{name}\n" for name in upstream.BUILD_OUTPUTS) + "__pycache__/\n")
     version = (folder / "version.txt").read_text().strip()
     commit(folder, f"DeepSpeed {version}", "Upstream's source as released, without what a build writes into it.")
-    for patch in patches:
+    for patch in patchset.for_source(patches, folder):
         apply(folder, patch, root)
         commit(folder, patch.subject, patch.message)
 
@@ -179,7 +179,7 @@ def _composed_from(target: Path) -> str:
 def _key(source: str, root: Path) -> str:
     """Identifies everything a tree is composed from, but for the contents of a path given as ``source``."""
     digest = hashlib.sha256()
-    files = [root / "requirements" / "upstream.txt", root / "patches" / "series"]
+    files = [root / "requirements" / name for name in upstream.PINS] + [root / "patches" / "series"]
     files += sorted((root / "patches").glob("*.yaml")) + sorted((root / "fork").glob("*.py"))
     files += [root / file for patch in patchset.load(root) for file in patch.files]
     for file in files:

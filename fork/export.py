@@ -91,6 +91,7 @@ def _composed(top: Path, start: str, author: tuple, names, root: Path):
         git(folder, "checkout", "--quiet", "--detach", start)
         if not (folder / "deepspeed").is_dir() or not (folder / "version.txt").is_file():
             raise ForkError(f"{top} is not a checkout of DeepSpeed: it has no deepspeed folder and version.txt.")
+        patches = patchset.for_source(patches, folder)
         for patch in patches:
             compose.apply(folder, patch, root)
             commit(folder, patch.subject, patch.message, author=author, date=None)

@@ -2,17 +2,18 @@
 """The patch set: what ``patches/series`` and the files it lists say.
 
 A patch file is a stream of YAML documents. The first is the commit: ``subject``, ``message``, ``files``, the whole
-files of this repository that belong to it, and ``needs``, the earlier patches without which its rules do not match or
-its tests do not pass. A file that the tests of several patches import is listed by each: the first of them to be
-committed adds it. Every other document is an ast-grep rule, with two keys of ours in
-its ``metadata``: ``matches``, how often the rule has to match (1 if it is left out), and ``applied``, a rule that
-matches the code once the change is in.
+files of this repository that belong to it, ``needs``, the earlier patches without which its rules do not match or its
+tests do not pass, and ``since``, the first release that has what it mends. A file that the tests of several patches
+import is listed by each: the first of them to be committed adds it. Every other document is an ast-grep rule, with two
+keys of ours in its ``metadata``: ``matches``, how often the rule has to match (1 if it is left out), and ``applied``, a
+rule that matches the code once the change is in.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from packaging.version import Version
 
 from fork import ROOT, ForkError
 
@@ -36,6 +37,7 @@ class Patch:
     message: str
     files: tuple
     needs: tuple
+    since: Version
     rules: tuple
 
     @property
@@ -65,6 +67,12 @@ def load(root: Path = ROOT) -> list:
     return patches
 
 
+def for_source(patches: list, folder: Path) -> list:
+    """Those of ``patches`` that apply to the release whose source ``folder`` holds."""
+    version = Version((folder / "version.txt").read_text().strip())
+    return [patch for patch in patches if patch.since <= version]
+
+
 def select(patches: list, names) -> list:
     """Those of ``patches`` that ``names`` names, with all that they need, in the order of the series.
 
@@ -88,7 +96,8 @@ def _read(path: Path, root: Path) -> Patch:
     try:
         commit, *rules = yaml.safe_load_all(path.read_text())
         patch = Patch(path.stem, commit["subject"], commit["message"].strip(), tuple(commit.get("files", ())),
-                      tuple(commit.get("needs", ())), tuple(_rule(document) for document in rules))
+                      tuple(commit.get("needs", ())), Version(commit.get("since", "0")),
+                      tuple(_rule(document) for document in rules))
     except KeyError as error:
         raise ForkError(f"patches/{path.name} lacks the key {error}.") from error
     except (TypeError, ValueError, yaml.YAMLError) as error:

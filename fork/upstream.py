@@ -11,6 +11,9 @@ from pathlib import Path
 
 from fork import ROOT, ForkError
 
+# The default release, and the others.
+PINS = ("upstream.txt", "releases.txt")
+
 # What a build writes into the source tree. A source distribution carries upstream's own copies; ours replace them.
 BUILD_OUTPUTS = ("PKG-INFO", "build.txt", "build", "dist", "deepspeed.egg-info",
                  "deepspeed/git_version_info_installed.py")
@@ -24,8 +27,8 @@ LINKS = {
 
 
 def pins(root: Path = ROOT) -> dict:
-    """``{version: requirement line}`` of ``requirements/upstream.txt``; the first is the default."""
-    lines = (root / "requirements" / "upstream.txt").read_text().splitlines()
+    """``{version: requirement line}`` of the releases that ``requirements/`` pins; the first is the default."""
+    lines = [line for name in PINS for line in (root / "requirements" / name).read_text().splitlines()]
     requirements = [line.strip() for line in lines if line.startswith("deepspeed==")]
     return {line.split()[0].removeprefix("deepspeed=="): line for line in requirements}
 
@@ -34,7 +37,7 @@ def place(target: Path, upstream: str = None, root: Path = ROOT) -> None:
     """Put upstream's source, without build outputs, into ``target``, which must not exist.
 
     Args:
-        upstream: a version pinned in ``requirements/upstream.txt`` (default: the first), or the path of a source
+        upstream: a version that ``requirements/`` pins (default: the first), or the path of a source
             distribution, of an unpacked one, or of a git checkout (its HEAD is taken).
 
     Raises:
@@ -54,7 +57,7 @@ def place(target: Path, upstream: str = None, root: Path = ROOT) -> None:
         elif Path(upstream).is_dir():
             source = Path(upstream)
         else:
-            raise ForkError(f"{upstream} is neither a path nor a version that requirements/upstream.txt pins "
+            raise ForkError(f"{upstream} is neither a path nor a version that requirements/releases.txt pins "
                             f"({', '.join(known)}).")
         if not (source / "deepspeed").is_dir() or not (source / "version.txt").is_file():
             raise ForkError(f"{upstream} is not DeepSpeed's source: it has no deepspeed folder and version.txt.")
