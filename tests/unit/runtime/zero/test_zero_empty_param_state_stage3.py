@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# DeepSpeed Team
+"""The state of zero-sized parameters under ZeRO-3."""
+
+import pytest
+import torch
+
+from deepspeed.ops.op_builder import AsyncIOBuilder
+from deepspeed.utils import (safe_get_local_fp32_param, safe_get_local_grad, safe_get_local_optimizer_state,
+                             safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state)
+from unit.runtime.zero.zero_sized import ZeroSizedTest, config
+from unit.runtime.zero.zero_sized_state import (SHAPE, assert_reads_alike_throughout, assert_updates_gradients,
+                                                assert_writes_alike_throughout, start)
+
+READ_LOCAL = {
+    "parameter": safe_get_local_fp32_param,
+    "gradient": safe_get_local_grad,
+    "exp_avg": lambda parameter: safe_get_local_optimizer_state(parameter, "exp_avg"),
+    "no state of Adam": lambda parameter: safe_get_local_optimizer_state(parameter, "momentum"),
+}
+WRITE_LOCAL = {
+    "parameter": safe_set_local_fp32_param,
+    "gradient": safe_set_local_grad,
+    "exp_avg": lambda parameter, value: safe_set_local_optimizer_state(parameter, value, "exp_avg"),
+    "no state of Adam": lambda parameter, value: safe_set_local_optimizer_state(parameter, value, "momentum"),
+}
+
+
+def offloaded(device, dtype=torch.bfloat16, **options):
+    """A configuration that offloads the optimizer and the parameters to the device."""
+    offload = {"device": device, **options}
+    return config(dtype, offload_optimizer=offload, offload_param=offload)
+
+
+CONFIGS = {
+    "fp32": config(),
+    "fp16": config(torch.float16),
+    "bf16, offloaded to CPU": {
+        **offloaded("cpu"), "zero_force_ds_cpu_optimizer": False
+    },
+}
+
+
+@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+class TestStateOfZeroSized(ZeroSizedTest):
+
+    def test_reads(self, options):
+        assert_reads_alike_throughout(options)
+
+    def test_writes(self, options):
+        assert_writes_alike_throughout(options)
+
+    def test_reads_partitions(self, options):
+        assert_reads_alike_throughout(options, READ_LOCAL, flat=True)
+
+    def test_writes_partitions(self, options):
+        assert_writes_alike_throughout(options, READ_LOCAL, WRITE_LOCAL, shapes=((0, ), SHAPE))
+
+    def test_device(self, options):
+        engine, model = start(options)
+        assert engine.optimizer.get_hp_param_device(model.empty) == engine.optimizer.get_hp_param_device(model.wide)
+        engine.destroy()
+
+
+@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+class TestGradientsOfZeroSized(ZeroSizedTest):
+    world_size = [1, 2]
+
+    def test_updates_a_list(self, options):
+        assert_updates_gradients(options)
+
+
+class TestStateOfZeroSizedOnNVMe(ZeroSizedTest):
+    world_size = [1, 2]
+
+    @pytest.fixture
+    def options(self, tmp_path):
+        if not AsyncIOBuilder().is_compatible():
+            pytest.skip("the async_io op, which NVMe offload needs, cannot be built here: it needs libaio")
+        options = offloaded("nvme", torch.float32, nvme_path=str(tmp_path))
+        # The swapper brings the state of DeepSpeed's own CPU Adam in and out.
+        options["optimizer"]["params"]["torch_adam"] = False
+        return options
+
+    def test_reads(self, options):
+        assert_reads_alike_throughout(options)
+
+    def test_writes(self, options):
+        assert_writes_alike_throughout(options)
+
+    def test_reads_partitions(self, options):
+        assert_reads_alike_throughout(options, READ_LOCAL, flat=True)
+
+    def test_writes_partitions(self, options):
+        assert_writes_alike_throughout(options, READ_LOCAL, WRITE_LOCAL, shapes=((0, ), SHAPE))
+
+    def test_updates_a_list(self, options):
+        assert_updates_gradients(options)
