@@ -37,7 +37,7 @@ def zero_sized_params(params):
 
 
 def release_grads(params):
-    """Let ``params`` have no ``grad`` after a backward, as others that ZeRO has taken the gradient of. Gives the hooks."""
+    """Hooks that leave no gradient in ``params`` after a backward, as none is left in the parameters of a group."""
 
     def hook_of(param):
 

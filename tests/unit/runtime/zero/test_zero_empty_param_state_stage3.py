@@ -27,18 +27,21 @@ WRITE_LOCAL = {
 }
 
 
-def offloaded(device, dtype=torch.bfloat16, **options):
+def offloaded(device, **options):
     """A configuration that offloads the optimizer and the parameters to the device."""
     offload = {"device": device, **options}
-    return config(dtype, offload_optimizer=offload, offload_param=offload)
+    # The buffers that parameters are swapped to would take 2 GB if they were as large as they are by default.
+    configuration = config(offload_optimizer=offload, offload_param={**offload, "buffer_size": 4096})
+    # The swapper brings the state of DeepSpeed's own CPU Adam in and out.
+    configuration["optimizer"]["params"]["torch_adam"] = False
+    return configuration
 
 
 CONFIGS = {
     "fp32": config(),
     "fp16": config(torch.float16),
-    "bf16, offloaded to CPU": {
-        **offloaded("cpu"), "zero_force_ds_cpu_optimizer": False
-    },
+    "bf16": config(torch.bfloat16),
+    "offloaded to CPU": offloaded("cpu"),
 }
 
 
@@ -78,10 +81,7 @@ class TestStateOfZeroSizedOnNVMe(ZeroSizedTest):
     def options(self, tmp_path):
         if not AsyncIOBuilder().is_compatible():
             pytest.skip("the async_io op, which NVMe offload needs, cannot be built here: it needs libaio")
-        options = offloaded("nvme", torch.float32, nvme_path=str(tmp_path))
-        # The swapper brings the state of DeepSpeed's own CPU Adam in and out.
-        options["optimizer"]["params"]["torch_adam"] = False
-        return options
+        return offloaded("nvme", nvme_path=str(tmp_path))
 
     def test_reads(self, options):
         assert_reads_alike_throughout(options)

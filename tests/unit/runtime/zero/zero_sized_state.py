@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import deepspeed
 from deepspeed.utils import (safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state,
                              safe_set_full_fp32_param, safe_set_full_grad, safe_set_full_optimizer_state)
 from deepspeed.utils.tensor_fragment import safe_update_full_grad_vectorized
@@ -31,7 +30,7 @@ WRITE = {
 
 
 class Network(nn.Module):
-    """Has a zero-sized parameter that takes part, one that does not, and frozen ones. All ranks have part of `wide`."""
+    """Has a zero-sized parameter that takes part, one that does not, and frozen ones. Each rank has some of `wide`."""
 
     def __init__(self):
         super().__init__()
@@ -53,9 +52,7 @@ def start(options):
 
 
 def backward(engine):
-    dtype = next(dtype for dtype, enabled in ((torch.bfloat16, engine.bfloat16_enabled()),
-                                              (torch.float16, engine.fp16_enabled()), (torch.float32, True))
-                 if enabled)
+    dtype = torch.bfloat16 if engine.bfloat16_enabled() else torch.float16 if engine.fp16_enabled() else torch.float32
     engine.backward(engine(batch(dtype)).float().square().mean())
 
 
