@@ -6,8 +6,9 @@
 import pytest
 import torch
 
+from deepspeed.utils import safe_get_full_fp32_param
 from unit.runtime.zero.zero_sized import ZeroSizedTest, config
-from unit.runtime.zero.zero_sized_state import (assert_reads_alike_throughout, assert_updates_gradients,
+from unit.runtime.zero.zero_sized_state import (SHAPE, assert_reads_alike_throughout, assert_updates_gradients,
                                                 assert_writes_alike_throughout)
 
 
@@ -37,7 +38,9 @@ CONFIGS = {
 class TestStateOfZeroSized(ZeroSizedTest):
 
     def test_reads(self, options):
-        assert_reads_alike_throughout(options)
+        model = assert_reads_alike_throughout(options)
+        # What is read of a destroyed engine's parameter has the parameter's shape still.
+        assert safe_get_full_fp32_param(model.empty).shape == SHAPE
 
     def test_writes(self, options):
         assert_writes_alike_throughout(options)

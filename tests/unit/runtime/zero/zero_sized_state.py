@@ -91,6 +91,7 @@ def assert_reads_alike_throughout(options, read=READ, flat=False):
         engine.step()
         assert_reads_alike(model, read, flat)
     engine.destroy()
+    return model
 
 
 def assert_writes_alike_throughout(options, read=READ, write=WRITE, shapes=(SHAPE, )):
