@@ -2,6 +2,7 @@
 """Run unit tests on a DeepSpeed in a folder, and say how each ended."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,24 +12,40 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def outcomes(folder, ops, tests, *options, environment=None):
+def outcomes(folder, ops, tests, *options, environment=None, cwd=ROOT, limit=None):
     """``{test: "passed", "failed" or "skipped"}`` of a run of pytest on the ``deepspeed`` in ``folder``.
 
     Args:
         ops: the folder for the C++ ops that DeepSpeed compiles.
-        tests: what to give to pytest, with ``options``.
+        tests: what to give to pytest, with ``options``, in the folder ``cwd``.
+        limit: how many seconds the run may take; if it takes longer, the result is None.
     """
     variables = {
         **os.environ, "PYTHONPATH": str(Path(folder).resolve()),
         "TORCH_EXTENSIONS_DIR": str(ops),
         **(environment or {})
     }
-    with tempfile.NamedTemporaryFile(suffix=".xml") as report:
+    with tempfile.NamedTemporaryFile(suffix=".xml") as report, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, "-m", "pytest", "--tb=no", f"--junit-xml={report.name}", *options, *tests]
-        result = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
-        # 2 stands for modules that could not be imported, which the report names.
-        if result.returncode not in (0, 1, 2) or not Path(report.name).stat().st_size:
-            sys.exit(f"pytest did not run the tests:\n{result.stdout}{result.stderr}")
+        process = subprocess.Popen(command,
+                                   cwd=cwd,
+                                   env=variables,
+                                   stdin=subprocess.DEVNULL,
+                                   stdout=output,
+                                   stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:  # after the limit, or Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        # 2 stands for modules that could not be imported, which the report names; 5 for no test at all.
+        if code not in (0, 1, 2, 5) or not Path(report.name).stat().st_size:
+            output.seek(0)
+            sys.exit(f"pytest did not run the tests:\n{output.read()}")
         cases = xml.etree.ElementTree.parse(report.name).getroot().iter("testcase")
         parts = {f"{case.get('classname')}::{case.get('name')}": {part.tag for part in case} for case in cases}
     return {test: _outcome(tags) for test, tags in parts.items()}

@@ -11,12 +11,14 @@ from commands import checked, git, run
 
 from fork import patchset
 
-FILES = sorted({
-    file
-    for patch in patchset.load()
-    for file in patch.files + tuple(rule.file for rule in patch.rules) if file.endswith(".py")
-})
-LICENCE = "# SPDX-License-Identifier: Apache-2.0"
+PATCHES = patchset.load()
+# Every text file that the patch set changes or adds.
+ALL_FILES = sorted({file for patch in PATCHES for file in patch.files + tuple(rule.file for rule in patch.rules)})
+FILES = [file for file in ALL_FILES if file.endswith(".py")]
+# What upstream's hooks ask of a file, and forbid in one. None of our files is among their exceptions.
+HEADER = ("SPDX-License-Identifier: Apache-2.0", "DeepSpeed Team")
+FORBIDDEN = re.compile(r"torch\.distributed(?!\.nn)|torch\.cuda(?!.*#ignore-cuda)|\.cuda\(\)|\.is_cuda\b|"
+                       r"--extra-index-url")
 
 
 def findings(folder, file):
@@ -56,14 +58,40 @@ def test_flake8_finds_nothing_new(file, tree, tmp_path):
     assert findings(tree, file) == before
 
 
-@pytest.mark.parametrize("file", FILES)
+def added_lines(tree, file):
+    """What the patch set adds to a file, line by line."""
+    diff = git(tree, "diff", "--unified=0", git(tree, "rev-list", "--max-parents=0", "HEAD"), "HEAD", "--", file)
+    return [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+
+
+@pytest.mark.parametrize("file", ALL_FILES)
 def test_licence_and_abstractions(file, tree):
     text = (tree / file).read_text()
+    comment = "#" if file.endswith(".py") else "//"
     head = text.splitlines()[:6]  # a script has two lines more, for its interpreter
-    assert LICENCE in head and "# DeepSpeed Team" in head
-    added = git(tree, "diff", "--unified=0", git(tree, "rev-list", "--max-parents=0", "HEAD"), "HEAD", "--", file)
-    added = [line for line in added.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    assert {f"{comment} {line}" for line in HEADER} <= set(head)
+    assert text.endswith("\n") and not text.endswith("\n\n") and "\r" not in text
+    added = added_lines(tree, file)
     assert added
     for line in added:
-        assert "torch.distributed" not in line and "torch.cuda" not in line
+        assert not FORBIDDEN.search(line)
         assert line == line.rstrip()
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=[patch.name for patch in PATCHES])
+def test_codespell(patch, tree, tmp_path):
+    """Of the message, the names of the files, and all that the patch set adds to them."""
+    (tmp_path / "message").write_text(f"{patch.subject}\n\n{patch.message}\n")
+    for file in {*patch.files, *(rule.file for rule in patch.rules)}:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("\n".join(added_lines(tree, file)))
+    result = run(sys.executable, "-m", "codespell_lib", "--check-filenames", "--check-hidden", "--ignore-regex=\\\\n",
+                 "--ignore-words-list=youn,unsupport,noe,cann", tmp_path)
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+
+
+def test_messages_fit_upstream(tree):
+    """A subject that git and GitHub show whole, and lines of a message that git log shows unbroken."""
+    for patch in PATCHES:
+        assert len(patch.subject) <= 80 and not patch.subject.endswith(".")
+        assert max(map(len, patch.message.splitlines())) <= 80

@@ -35,7 +35,7 @@ namespace cpu_quantizer {
 
 using c10::Half;
 using Floats = at::vec::Vectorized<float>;
-using Halfs = at::vec::Vectorized<Half>;
+using Float16s = at::vec::Vectorized<Half>;
 using Ints = at::vec::Vectorized<int32_t>;
 using Shorts = at::vec::Vectorized<int16_t>;
 
@@ -239,8 +239,8 @@ inline void quantize_group(const Half* values,
 
         alignas(kCacheLine) uint32_t levels[kTile];
         int64_t i = 0;
-        for (; range.finite && i + Halfs::size() <= count; i += Halfs::size()) {
-            const auto [first, second] = at::vec::convert_half_float(Halfs::loadu(tile + i));
+        for (; range.finite && i + Float16s::size() <= count; i += Float16s::size()) {
+            const auto [first, second] = at::vec::convert_half_float(Float16s::loadu(tile + i));
             vector_levels(first).store(levels + i);
             vector_levels(second).store(levels + i + Floats::size());
         }
