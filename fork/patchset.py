@@ -5,8 +5,8 @@ A patch file is a stream of YAML documents. The first is the commit: ``subject``
 files of this repository that belong to it, ``needs``, the earlier patches without which its rules do not match or its
 tests do not pass, and ``since``, the first release that has what it mends. A file that the tests of several patches
 import is listed by each: the first of them to be committed adds it. Every other document is an ast-grep rule, with two
-keys of ours in its ``metadata``: ``matches``, how often the rule has to match (1 if it is left out), and ``applied``, a
-rule that matches the code once the change is in.
+keys of ours in its ``metadata``: ``matches``, how often the rule has to match (1 if it is left out), and ``applied``,
+a rule that matches the code once the change is in.
 """
 
 from dataclasses import dataclass
