@@ -161,7 +161,7 @@ def check_whole(variant, patch, report, everything):
                           for files in (patch.tests, [t for p in patches if p.name in without for t in p.tests]))
     others = [test for test in failed if test not in of_dependants]
     left = sorted(without - {patch.name})
-    with_it = f", with {', '.join(left)}, which need it," * bool(left)
+    with_it = f", with {', '.join(left)}, which {'needs' if len(left) == 1 else 'need'} it," * bool(left)
     report.say(bool(own), f"without the patch{with_it} {len(own)} of its tests fail", shown(own))
     report.say(not others, f"and {len(others)} of patches that do not need it", others)
 
