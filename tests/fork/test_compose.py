@@ -116,15 +116,17 @@ class TestCheck:
 
     def test_reports_every_mismatch_and_goes_on(self, tree, tmp_path):
         source = tmp_path / "source"
-        shutil.copytree(tree, source, ignore=shutil.ignore_patterns(".git"))
-        gate = source / COORDINATOR
-        gate.write_text(gate.read_text().replace("params_to_prefetch:", "len(params_to_prefetch) > 0:"))
+        checked("git", "clone", "--quiet", tree, source)
+        git(source, "checkout", "--quiet", git(tree, "rev-list", "--max-parents=0", "HEAD"))
+        edit(source / COORDINATOR, "numel_prefetching > 0", "numel_prefetching >= 1")
+        edit(source / COORDINATOR, "fetch_numel > 0", "fetch_numel >= 1")
+        shutil.rmtree(source / ".git")
         result = fork("check", "--upstream", source)
         assert result.returncode == 1
-        failed = [line for line in result.stdout.splitlines() if line.startswith("FAIL")]
-        assert len(failed) == sum(len(patch.rules) for patch in PATCHES)
-        without, = [line for line in failed if "already has the change" not in line]
-        assert "prefetch-gate" in without and "matches 0 times, expected 1" in without
+        failed = [line for line in result.stdout.splitlines() if not line.startswith("ok ")]
+        assert len(failed) == 2 and len(result.stdout.splitlines()) == sum(len(patch.rules) for patch in PATCHES)
+        for line, rule in zip(failed, ("fetch-gate", "prefetch-gate")):
+            assert line.startswith("FAIL") and f"rule {rule}" in line and "matches 0 times, expected 1" in line
 
     def test_help_names_the_commands(self):
         result = fork("--help")
