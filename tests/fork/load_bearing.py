@@ -148,6 +148,8 @@ def check_rules(variant, patch, report):
 
 def check_whole(variant, patch, report, everything):
     patches = variant.patches
+    if not patch.rules:
+        return report.say(True, "only adds tests")
     without = dependants(patches, patch.name)
     remaining = [each for each in patches if each.name not in without]
     try:
@@ -164,6 +166,7 @@ def check_whole(variant, patch, report, everything):
     with_it = f", with {', '.join(left)}, which {'needs' if len(left) == 1 else 'need'} it," * bool(left)
     report.say(bool(own), f"without the patch{with_it} {len(own)} of its tests fail", shown(own))
     report.say(not others, f"and {len(others)} of patches that do not need it", others)
+    return None
 
 
 def belongs(test, files):
