@@ -115,6 +115,28 @@ class TestWheel:
         assert "error: patches/series lists absent" in result.stdout + result.stderr
 
 
+class TestRelease:
+
+    def test_another_release(self, source, tmp_path):
+        command = [*PIP, "wheel", "--no-deps", f"--wheel-dir={tmp_path}", source]
+        checked(*command, env={"DS_UPSTREAM_VERSION": "0.18.9"})
+        wheel, = tmp_path.iterdir()
+        assert wheel.name == WHEEL.replace("0.19.8", "0.18.9")
+        with zipfile.ZipFile(wheel) as archive:
+            coordinator = archive.read("deepspeed/runtime/zero/partitioned_param_coordinator.py").decode()
+        assert "params_not_available" in coordinator
+
+    def test_unknown_release(self, source, tmp_path):
+        result = run(*PIP,
+                     "wheel",
+                     "--no-deps",
+                     f"--wheel-dir={tmp_path}",
+                     source,
+                     env={"DS_UPSTREAM_VERSION": "0.0.1"})
+        assert result.returncode != 0
+        assert "error: 0.0.1 is neither a path nor a version that requirements/releases.txt pins" in result.stderr
+
+
 class TestSourceDistribution:
 
     def test_holds_the_patched_source(self, source_distribution, tree):

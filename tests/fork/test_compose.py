@@ -12,6 +12,7 @@ import tarfile
 import time
 
 import pytest
+from packaging.version import Version
 
 from commands import ROOT, assert_error, checked, edit, fork, git, names_in
 
@@ -278,3 +279,26 @@ class TestPatchFiles:
              "\nname-zero-sized-parameters\nabsent\n")
         result = fork("tree", tmp_path / "tree", "--upstream", sdist, cwd=repository)
         assert_error(result, "patches/absent.yaml")
+
+
+class TestSince:
+
+    def test_no_patch_needs_a_later_one(self):
+        since = {patch.name: patch.since for patch in PATCHES}
+        for patch in PATCHES:
+            assert all(since[name] <= patch.since for name in patch.needs), patch.name
+
+    def test_every_release_takes_the_gates(self):
+        for version in upstream.pins():
+            names = {patch.name for patch in PATCHES if patch.since <= Version(version)}
+            assert {"gather-what-is-not-available", "coalesced-gather-of-zero-sized"} <= names
+
+    def test_check_of_an_older_release(self):
+        result = fork("check", "--upstream", "0.17.0")
+        assert result.returncode == 0, result.stdout
+        assert "gather-what-is-not-available" in result.stdout and "cpu-quantizer" not in result.stdout
+
+    def test_compat(self):
+        result = fork("compat", "0.17.0", "--tests", "tests/unit/runtime/test_zero_sized_notice.py")
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert re.search(r"\| 0\.17\.0 \| \d+ of \d+ \| \d+ passed", result.stdout)

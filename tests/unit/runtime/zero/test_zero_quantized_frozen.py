@@ -50,7 +50,7 @@ def original(shapes, dtype):
 
 class TestFrozenWeights(ZeroSizedTest):
 
-    @pytest.mark.parametrize("shapes", [[(WIDE, WIDE)], [(0, 3), (WIDE, WIDE), (33, WIDE), (WIDE, 33), (0, )]],
+    @pytest.mark.parametrize("shapes", [[(WIDE, WIDE)], [(0, 3), (WIDE, WIDE), (WIDE, WIDE), (0, )]],
                              ids=["alone", "between-zero-sized"])
     @pytest.mark.parametrize("dtype, options", DTYPES_AND_PLACES, ids=PLACE_IDS)
     @pytest.mark.parametrize("zero_init", [True, False], ids=["zero.Init", "initialize"])
