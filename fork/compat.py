@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fork import ROOT, compose, patchset, upstream
+from fork import ROOT, ForkError, compose, patchset, upstream
 
 FOLDER = ROOT / "build" / "compat"
 
@@ -20,7 +20,7 @@ def rows(versions=None, tests: str = "tests/unit/runtime/zero", options=()):
         options: passed on to pytest.
 
     Raises:
-        ForkError: any error of :func:`fork.compose.tree`.
+        ForkError: no test is left to run; or any error of :func:`fork.compose.tree`.
     """
     patches = patchset.load()
     for version in versions or upstream.pins():
@@ -29,6 +29,10 @@ def rows(versions=None, tests: str = "tests/unit/runtime/zero", options=()):
         compose.tree(tree, version)
         applied = patchset.for_source(patches, tree)
         files = [file for patch in applied for file in patch.tests if file.startswith(tests)]
+        if not files:
+            raise ForkError(
+                f"None of the patches that apply to {version} has a test in {tests}: name another path with "
+                "--tests.")
         environment = dict(os.environ, PYTHONPATH=str(tree), TORCH_EXTENSIONS_DIR=str(FOLDER / "ops"))
         command = [sys.executable, "-m", "pytest", "--quiet", "--tb=no", *options, *files]
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -243,7 +243,8 @@ def _install_assertion_rewriting():
 def _preload():
     """Import what every rank needs, and load the op that deepspeed.init_distributed uses, compiling it if needed."""
     signal.signal(signal.SIGTERM, _stop_compiling)
-    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401: every engine does, and it takes seconds
+    with contextlib.suppress(ImportError):  # the first releases have no Muon
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401: every engine does, and it takes seconds
     from deepspeed.comm.torch import build_shm_op
     build_shm_op()
 
