@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 OPS := $(CURDIR)/build/ops
 STOCK := build/stock
 
-.PHONY: test demo lint red load-bearing features compat bench clean
+.PHONY: test demo lint red load-bearing features bench clean
 
 test: .venv/fork $(STOCK)
 	TORCH_EXTENSIONS_DIR=$(OPS)/fork $(BIN)/python -m pytest $(TESTS)
