@@ -3,6 +3,8 @@
 # DeepSpeed Team
 """Modules with zero-sized parameters, and a comparison with the same model without them."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -138,6 +140,7 @@ def config(dtype=torch.float32, **zero_options):
 
 def engine_of(build, options, zero_init=False):
     """An engine for the model that ``build`` makes from a fixed seed, inside ``zero.Init`` if asked to."""
+    options = copy.deepcopy(options)  # older engines take out of it what they have read
     torch.manual_seed(7)
     with deepspeed.zero.Init(config_dict_or_path=options, enabled=zero_init):
         model = build()
