@@ -14,7 +14,6 @@ BROKEN = [(name, stage) for name in FEATURES for stage in FEATURES[name].stages 
 @pytest.mark.parametrize("name, stage", BROKEN)
 class TestFeature(ZeroSizedTest):
     world_size = 2
-    reuse_dist_env = False  # autocast and hpZ leave something behind in a process
 
     def test(self, name, stage):
         check(name, stage)
