@@ -8,7 +8,9 @@ import pytest
 from unit.runtime.zero.zero_sized import ZeroSizedTest
 from unit.runtime.zero.zero_sized_features import FEATURES, check
 
-BROKEN = [(name, stage) for name in FEATURES for stage in FEATURES[name].stages if stage in FEATURES[name].broken]
+SLOW_TO_COMPILE = ("CPUAdagradBuilder", "CPULionBuilder")  # minutes each: these are rows of the table only
+BROKEN = [(name, stage) for name in FEATURES for stage in FEATURES[name].stages
+          if stage in FEATURES[name].broken and FEATURES[name].op not in SLOW_TO_COMPILE]
 
 
 @pytest.mark.parametrize("name, stage", BROKEN)
