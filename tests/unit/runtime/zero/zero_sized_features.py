@@ -24,7 +24,7 @@ from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 from deepspeed.utils import set_z3_leaf_module, set_z3_leaf_modules
 from unit.runtime.zero.zero_sized import (SHAPES, WIDTH, EmptyHead, LinearWithPlaceholders, Placeholders,
-                                          RankZeroAdapter, batch, step)
+                                          RankZeroAdapter, batch, config, step)
 
 STEPS = 4
 SWAP = "where tensors are swapped to"  # stands for a temporary folder
@@ -265,23 +265,7 @@ class Feature:
 
 
 def configuration(feature, stage, swap, zero_sized):
-    options = {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {
-            "type": "Adam",
-            "params": {
-                "lr": 1e-2,
-                "torch_adam": True
-            }
-        },
-        "zero_optimization": {
-            "stage": stage,
-            "stage3_param_persistence_threshold": 0,
-            "reduce_bucket_size": 500,
-            "stage3_prefetch_bucket_size": 50,
-            "allgather_bucket_size": 100
-        },
-    }
+    options = config(stage=stage, reduce_bucket_size=500, stage3_prefetch_bucket_size=50, allgather_bucket_size=100)
     special = feature.options if zero_sized or feature.reference is None else feature.reference
     for part in deepcopy(list(special)):
         options["zero_optimization"].update(part.pop("zero_optimization", {}))
