@@ -11,6 +11,7 @@ after them, also when pytest is interrupted or killed: it then finds its connect
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import glob
 import multiprocessing
 import os
@@ -205,6 +206,7 @@ def serve(fd, backend):
     _install_assertion_rewriting()
     if backend == "gloo":
         _preload()
+        gc.freeze()  # DeepSpeed collects garbage dozens of times for each engine, and need not look at the modules
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so that nothing stops the clean-up
     kept = {}
     try:
