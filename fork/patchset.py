@@ -3,10 +3,10 @@
 
 A patch file is a stream of YAML documents. The first is the commit: ``subject``, ``message``, ``files``, the whole
 files of this repository that belong to it, ``needs``, the earlier patches without which its rules do not match or its
-tests do not pass, and ``since``, the first release that has what it mends. A file that the tests of several patches
-import is listed by each: the first of them to be committed adds it. Every other document is an ast-grep rule, with two
-keys of ours in its ``metadata``: ``matches``, how often the rule has to match (1 if it is left out), and ``applied``,
-a rule that matches the code once the change is in.
+tests do not pass, ``since``, the first release that has what it mends, and ``before``, the first that has it mended. A
+file that the tests of several patches import is listed by each: the first of them to be committed adds it. Every other
+document is an ast-grep rule, with two keys of ours in its ``metadata``: ``matches``, how often the rule has to match
+(1 if it is left out), and ``applied``, a rule that matches the code once the change is in.
 """
 
 from dataclasses import dataclass
@@ -38,12 +38,17 @@ class Patch:
     files: tuple
     needs: tuple
     since: Version
+    before: Version
     rules: tuple
 
     @property
     def tests(self):
         """The test files among its files."""
         return tuple(file for file in self.files if Path(file).name.startswith("test_"))
+
+    def applies_to(self, version: str) -> bool:
+        """Whether the release of this version has what it mends."""
+        return self.since <= Version(version) < self.before
 
 
 def load(root: Path = ROOT) -> list:
@@ -69,8 +74,8 @@ def load(root: Path = ROOT) -> list:
 
 def for_source(patches: list, folder: Path) -> list:
     """Those of ``patches`` that apply to the release whose source ``folder`` holds."""
-    version = Version((folder / "version.txt").read_text().strip())
-    return [patch for patch in patches if patch.since <= version]
+    version = (folder / "version.txt").read_text().strip()
+    return [patch for patch in patches if patch.applies_to(version)]
 
 
 def select(patches: list, names) -> list:
@@ -97,7 +102,7 @@ def _read(path: Path, root: Path) -> Patch:
         commit, *rules = yaml.safe_load_all(path.read_text())
         patch = Patch(path.stem, commit["subject"], commit["message"].strip(), tuple(commit.get("files", ())),
                       tuple(commit.get("needs", ())), Version(commit.get("since", "0")),
-                      tuple(_rule(document) for document in rules))
+                      Version(commit.get("before", "9999")), tuple(_rule(document) for document in rules))
     except KeyError as error:
         raise ForkError(f"patches/{path.name} lacks the key {error}.") from error
     except (TypeError, ValueError, yaml.YAMLError) as error:

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fork import patchset, upstream
+
 ROOT = Path(__file__).resolve().parents[2]
+# The patches that apply to the pinned release.
+PATCHES = [patch for patch in patchset.load() if patch.applies_to(next(iter(upstream.pins())))]
 
 
 def run(*command, cwd=ROOT, env=None):

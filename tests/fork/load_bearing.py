@@ -179,7 +179,7 @@ def main():
     parser.add_argument("patches", nargs="*", help="which patches (default: all)")
     options = parser.parse_args()
     try:
-        patches = patchset.load()
+        patches = [patch for patch in patchset.load() if patch.applies_to(next(iter(upstream.pins())))]
         known = patchset.select(patches, options.patches or [patch.name for patch in patches])
         variant, report = Variant(patches), Report()
         for patch in known:

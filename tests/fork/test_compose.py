@@ -12,13 +12,11 @@ import tarfile
 import time
 
 import pytest
-from packaging.version import Version
 
-from commands import ROOT, assert_error, checked, edit, fork, git, names_in
+from commands import PATCHES, ROOT, assert_error, checked, edit, fork, git, names_in
 
 from fork import patchset, upstream
 
-PATCHES = patchset.load()
 COORDINATOR = "deepspeed/runtime/zero/partitioned_param_coordinator.py"
 
 
@@ -281,22 +279,23 @@ class TestPatchFiles:
         assert_error(result, "patches/absent.yaml")
 
 
-class TestSince:
+class TestRange:
 
     def test_no_patch_needs_a_later_one(self):
-        since = {patch.name: patch.since for patch in PATCHES}
-        for patch in PATCHES:
+        since = {patch.name: patch.since for patch in patchset.load()}
+        for patch in patchset.load():
             assert all(since[name] <= patch.since for name in patch.needs), patch.name
 
     def test_every_release_takes_the_gates(self):
         for version in upstream.pins():
-            names = {patch.name for patch in PATCHES if patch.since <= Version(version)}
+            names = {patch.name for patch in PATCHES if patch.applies_to(version)}
             assert {"gather-what-is-not-available", "coalesced-gather-of-zero-sized"} <= names
 
     def test_check_of_an_older_release(self):
         result = fork("check", "--upstream", "0.17.0")
         assert result.returncode == 0, result.stdout
         assert "gather-what-is-not-available" in result.stdout and "cpu-quantizer" not in result.stdout
+        assert "wait-for-every-gather" in result.stdout and "wait-for-every-gather" not in fork("check").stdout
 
     def test_compat_without_tests(self):
         result = fork("compat", "0.17.0", "--tests", "tests/unit/ops")
