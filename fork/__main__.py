@@ -5,7 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fork import ROOT, ForkError, compat, compose, export
+from fork import ROOT, ForkError, compat, compose, export, patchset
 
 UPSTREAM = """the DeepSpeed to patch: a version pinned in requirements/releases.txt (default: the one in
 requirements/upstream.txt), a source distribution (.tar.gz), an unpacked one, or a git checkout, whose HEAD is taken"""
@@ -37,7 +37,10 @@ def main(arguments=None) -> int:
     out.add_argument("checkout", type=Path, metavar="CHECKOUT", help="a git checkout of DeepSpeed")
     out.add_argument("--base", default="HEAD", metavar="REV", help="the commit to start from (default: HEAD)")
     out.add_argument("--branch", metavar="NAME", help=f"the name of the branch (default: {export.BRANCH})")
-    out.add_argument("--only", nargs="+", metavar="NAME", help="take these patches and what they need, not all")
+    out.add_argument("--only",
+                     nargs="+",
+                     metavar="NAME",
+                     help="take these patches and what they need, whatever the release")
     out.add_argument("--patches",
                      type=Path,
                      metavar="DIR",
@@ -66,6 +69,10 @@ def main(arguments=None) -> int:
             for patch in made:
                 needed = options.only and patch.name not in options.only
                 print(f"  {patch.subject}{' (needed by the others)' if needed else ''}")
+            others = [patch for patch in patchset.load() if patch not in made]
+            if others and not options.only:
+                print("Left out, as they are not for the release in version.txt; --only takes them all the same:")
+                print(*(f"  {patch.name}" for patch in others), sep="\n")
             return 0
         if options.command == "compat":
             failed = 0

@@ -17,7 +17,8 @@ def branch(checkout: Path, base: str = "HEAD", names=None, name: str = BRANCH, r
     """Make a branch of ``checkout`` that adds the patch set to ``base``, and switch to it.
 
     Args:
-        names: the patches to take, which bring what they need; None takes all.
+        names: the patches to take, which bring what they need; None takes those for the release that version.txt
+            names.
 
     Returns:
         The exported patches, in the order of their commits.
@@ -91,7 +92,8 @@ def _composed(top: Path, start: str, author: tuple, names, root: Path):
         git(folder, "checkout", "--quiet", "--detach", start)
         if not (folder / "deepspeed").is_dir() or not (folder / "version.txt").is_file():
             raise ForkError(f"{top} is not a checkout of DeepSpeed: it has no deepspeed folder and version.txt.")
-        patches = patchset.for_source(patches, folder)
+        if names is None:
+            patches = patchset.for_source(patches, folder)
         for patch in patches:
             compose.apply(folder, patch, root)
             commit(folder, patch.subject, patch.message, author=author, date=None)

@@ -7,11 +7,10 @@ import re
 
 import pytest
 
-from commands import ROOT, assert_error, checked, edit, fork, git, names_in
+from commands import PATCHES, ROOT, assert_error, checked, edit, fork, git, names_in
 
 from fork import compose, patchset
 
-PATCHES = patchset.load()
 IDENTITY = ("user.name=Ann Exporter", "user.email=ann@example.com")
 SIGNATURE = "Ann Exporter <ann@example.com>"
 NOBODY = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
@@ -147,6 +146,22 @@ class TestOnly:
         before = state(checkout)
         assert_error(fork("export", checkout, "--only", "absent"), "absent is not a patch", PATCHES[0].name)
         assert state(checkout) == before
+
+    def test_patch_for_other_releases(self, checkout):
+        """All that a plain export leaves out is what upstream has mended, and it says so."""
+        result = fork("export", checkout, "--branch", "all")
+        assert result.stdout.partition("Left out")[2].split()[-1:] == ["wait-for-every-gather"]
+        before = state(checkout)
+        result = fork("export", checkout, "--only", "wait-for-every-gather")
+        assert_error(result, "wait-for-every-gather", "upstream already has the change")
+        assert state(checkout) == before
+
+    def test_takes_a_patch_whatever_version_txt_says(self, checkout):
+        (checkout / "version.txt").write_text("0.17.0\n")
+        checked("git", "-C", checkout, "commit", "--quiet", "--all", "--message", "Lag behind")
+        result = fork("export", checkout, "--only", "zero-sized-state-in-zero-3")
+        assert result.returncode == 0, result.stderr
+        assert "Left out" not in result.stdout
 
     @pytest.mark.parametrize("name", [patch.name for patch in PATCHES])
     def test_every_patch_applies_with_no_more_than_it_needs(self, name, tree, tmp_path):
