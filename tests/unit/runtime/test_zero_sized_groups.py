@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import deepspeed
-from unit.runtime.zero.zero_sized import (SHAPES, WIDTH, Placeholders, ZeroSizedTest, batch, config, network, step)
+from unit.runtime.zero.zero_sized import (SHAPES, WIDTH, Placeholders, ZeroSizedTest, batch, config, network,
+                                          skip_without_precision, step)
 
 NOTHING = "There is nothing to optimize: all parameters of the optimizer are frozen or zero-sized."
 PRECISIONS = {
@@ -36,7 +37,9 @@ PRECISIONS = {
 
 
 def options(stage, precision):
-    return {**config(stage=stage), **PRECISIONS[precision][1]}
+    chosen = {**config(stage=stage), **PRECISIONS[precision][1]}
+    skip_without_precision(chosen)
+    return chosen
 
 
 def train(groups_of, stage, precision):

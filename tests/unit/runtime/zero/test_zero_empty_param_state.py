@@ -27,7 +27,8 @@ def offloaded():
 
 CONFIGS = {
     "stage 1": config(stage=1),
-    "stage 2": config(torch.float16, stage=2),
+    "stage 2": config(stage=2),
+    "stage 2, fp16": config(torch.float16, stage=2),
     "stage 2, optimizer on CPU": offloaded(),
     "BF16_Optimizer": bf16_optimizer(immediately=True),
     "BF16_Optimizer, gradients updated later": bf16_optimizer(immediately=False),

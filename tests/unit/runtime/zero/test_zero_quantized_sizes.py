@@ -32,12 +32,12 @@ class TestQuantizedWeightsOfAnySize(ZeroSizedTest):
 
     @pytest.mark.parametrize("sequential", [True, False])
     def test_large_and_small_in_one_gather(self, sequential):
-        options = config(torch.float16, zero_quantized_weights=True, stage3_allgather_sequential=sequential)
+        options = config(torch.bfloat16, zero_quantized_weights=True, stage3_allgather_sequential=sequential)
         sizes = [(WIDTH, 4001), (4001, 3)]  # partitions of 16004 and 6002 elements on two ranks, with their biases
         engine = engine_of(lambda: nn.Sequential(*[nn.Linear(*size) for size in sizes]), options)
         torch.manual_seed(7)
         original = nn.Sequential(*[nn.Linear(*size) for size in sizes])
-        x = batch(torch.float16)
+        x = batch(torch.bfloat16)
         with torch.no_grad():
             expected = original(x.float().cpu())
             output = engine(x).float().cpu()

@@ -24,7 +24,7 @@ from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 from deepspeed.utils import set_z3_leaf_module, set_z3_leaf_modules
 from unit.runtime.zero.zero_sized import (SHAPES, WIDTH, EmptyHead, LinearWithPlaceholders, Placeholders,
-                                          RankZeroAdapter, batch, config, step)
+                                          RankZeroAdapter, batch, config, skip_without_precision, step)
 
 STEPS = 4
 SWAP = "where tensors are swapped to"  # stands for a temporary folder
@@ -282,6 +282,7 @@ def run(feature, stage, zero_sized):
     """The losses of a training, and the final weights that have elements."""
     with tempfile.TemporaryDirectory() as swap:
         options = configuration(feature, stage, swap, zero_sized)
+        skip_without_precision(options)
         torch.manual_seed(7)
         init = {key: swap if value == SWAP else value for key, value in (feature.zero_init or {}).items()}
         with deepspeed.zero.Init(config_dict_or_path=options, enabled=feature.zero_init is not None, **init):
