@@ -4,7 +4,8 @@
 For each patch its own tests run, up to the first failure: with the patch set (all have to pass), with the patch and
 no more than it needs (likewise), on the release (all have to fail), and without each of its rules (one has to fail).
 With --whole all tests run, without the patch: tests of its own have to fail, and no others. Left out with a rule or a
-patch is what builds on it: the rules that do not match without it, and the patches that need it.
+patch is what builds on it: the rules that do not match without it, and the patches that need it. The release is the
+pinned one, or else the newest one that the patch applies to.
 """
 
 import argparse
@@ -26,16 +27,17 @@ LIMIT = {"DS_UNITTEST_TIMEOUT": "120"}  # a rank can wait for ever for what a ru
 
 
 class Variant:
-    """The release with some of the rules, always in the same folder, so that the C++ ops are compiled once."""
+    """A release with some of the rules, always in the same folder, so that the C++ ops are compiled once."""
 
-    def __init__(self, patches):
-        self.patches = patches
+    def __init__(self, release):
+        self.release = release
+        self.patches = [patch for patch in patchset.load() if patch.applies_to(release)]
         self.stock, self.tree, self.site = (FOLDER / name for name in ("stock", "tree", "site"))
-        pin, stamp = next(iter(upstream.pins().values())), FOLDER / "pin"
+        pin, stamp = upstream.pins()[release], FOLDER / "pin"
         if not stamp.is_file() or stamp.read_text() != pin:
             shutil.rmtree(FOLDER, ignore_errors=True)
             FOLDER.mkdir(parents=True)
-            upstream.place(self.stock)
+            upstream.place(self.stock, release)
             shutil.copytree(self.stock, self.tree, symlinks=True)
             # As installed: without op_builder and accelerator beside deepspeed.
             self.site.mkdir()
@@ -179,16 +181,18 @@ def main():
     parser.add_argument("patches", nargs="*", help="which patches (default: all)")
     options = parser.parse_args()
     try:
-        patches = [patch for patch in patchset.load() if patch.applies_to(next(iter(upstream.pins())))]
+        patches, variant, report = patchset.load(), None, Report()
         known = patchset.select(patches, options.patches or [patch.name for patch in patches])
-        variant, report = Variant(patches), Report()
         for patch in known:
             if options.patches and patch.name not in options.patches:
                 continue
             start = time.monotonic()
-            print(f"{patch.name}", flush=True)
+            release = next(version for version in upstream.pins() if patch.applies_to(version))
+            if variant is None or variant.release != release:
+                variant = Variant(release)
+            print(f"{patch.name} (DeepSpeed {release})", flush=True)
             if options.whole:
-                check_whole(variant, patch, report, [file for each in patches for file in each.tests])
+                check_whole(variant, patch, report, [file for each in variant.patches for file in each.tests])
             else:
                 check_rules(variant, patch, report)
             print(f"        ({time.monotonic() - start:.0f} s)", flush=True)
