@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from unit.runtime.zero.quantized import gather_each
-from unit.runtime.zero.zero_sized import DTYPES, WIDTH, ZeroSizedTest, batch, config, engine_of
+from unit.runtime.zero.zero_sized import DTYPES, WIDTH, ZeroSizedTest, batch, config, engine_of, wide_network
 
 LONG = 2001
 
@@ -35,6 +35,20 @@ class TestQuantizedBucket(ZeroSizedTest):
     def test_forward(self, dtype):
         engine = engine_of(frozen_layers, config(dtype, zero_quantized_nontrainable_weights=True))
         assert_forward_is_with_gathered_weights(engine, dtype)
+        engine.destroy()
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_members_without_elements(self, dtype):
+        engine = engine_of(lambda: wide_network((0, ), (4, 0, 3), frozen=True),
+                           config(dtype, zero_quantized_nontrainable_weights=True))
+        layer = engine.module[1]
+        for parameter in layer.parameters():
+            assert parameter.ds_tensor.dtype == torch.int8
+            assert parameter.ds_tensor.ds_quant_scale.dtype == torch.float32
+        assert engine(batch(dtype)).dtype == dtype
+        for name, parameter in layer.named_parameters():
+            parameter.all_gather([parameter])
+            assert (parameter.shape, parameter.dtype) == (parameter.ds_shape, dtype), name
         engine.destroy()
 
 

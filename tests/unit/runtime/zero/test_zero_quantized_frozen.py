@@ -3,6 +3,8 @@
 # DeepSpeed Team
 """ZeRO-3 keeps the values of the frozen weights that it stores quantized."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch import nn
 
 import deepspeed
 import deepspeed.comm as dist
+from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
 from unit.runtime.zero.quantized import assert_close_to, gather_each, gather_together
 from unit.runtime.zero.zero_sized import WIDE, WIDTH, ZeroSizedTest, batch, config, engine_of, step
 
@@ -48,6 +51,15 @@ def original(shapes, dtype):
     return {name: parameter.detach().to(dtype) for name, parameter in model_with(*shapes)[1].named_parameters()}
 
 
+def assert_quantizes_nothing_else(options):
+    """Nothing but the values of the frozen weights is quantized, not the memory that is allocated for them."""
+    with mock.patch.object(CUDAQuantizer, "quantize", autospec=True, side_effect=CUDAQuantizer.quantize) as quantize:
+        engine = engine_of(lambda: model_with((WIDE, WIDE)), options)
+    assert frozen_in(engine)["frozen_0"].ds_tensor.dtype == torch.int8
+    assert not quantize.called
+    engine.destroy()
+
+
 class TestFrozenWeights(ZeroSizedTest):
 
     @pytest.mark.parametrize("shapes", [[(WIDE, WIDE)], [(0, 3), (WIDE, WIDE), (WIDE, WIDE), (0, )]],
@@ -67,6 +79,9 @@ class TestFrozenWeights(ZeroSizedTest):
         for values in gather_each(frozen_in(engine)), gather_together(frozen_in(engine)):
             assert all(torch.equal(values[name], first[name]) for name in expected)
         engine.destroy()
+
+    def test_are_quantized_only_with_their_values(self):
+        assert_quantizes_nothing_else(config(zero_quantized_nontrainable_weights=True))
 
     @pytest.mark.parametrize("dtype, options", DTYPES_AND_PLACES, ids=PLACE_IDS)
     def test_modification(self, dtype, options):
@@ -95,6 +110,10 @@ class TestFrozenWeights(ZeroSizedTest):
 class TestFrozenWeightsWithSecondaryPartition(ZeroSizedTest):
     world_size = [2, 3, 4]
     reuse_dist_env = False  # its groups of ranks are there for good
+
+    def test_are_quantized_only_with_their_values(self):
+        assert_quantizes_nothing_else(
+            config(zero_quantized_nontrainable_weights=True, zero_hpz_partition_size=dist.get_world_size()))
 
     @pytest.mark.parametrize("dtype, options", [(torch.float16, {}), (torch.bfloat16, OFFLOADED)],
                              ids=["fp16", "bf16-offloaded"])

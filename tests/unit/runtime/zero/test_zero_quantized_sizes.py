@@ -58,3 +58,8 @@ class TestQuantizer(DistributedTest):
         values = CUDAQuantizer().dequantize(torch.stack(quantized), torch.cat(scales), dtype=torch.half)
         step = rows.abs().max() / 128
         assert (values.view(2, numel).cpu() - rows).abs().max() <= 1.1 * step  # the last level is one step below
+
+    def test_keeps_no_table_of_sizes(self):
+        for numel in 8, 16, 24:
+            CUDAQuantizer().quantize(torch.ones(numel).half())
+        assert not any(isinstance(value, dict) for value in vars(CUDAQuantizer).values())
