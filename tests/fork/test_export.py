@@ -152,7 +152,7 @@ class TestOnly:
         result = fork("export", checkout, "--branch", "all")
         assert result.stdout.partition("Left out")[2].split()[-1:] == ["wait-for-every-gather"]
         before = state(checkout)
-        result = fork("export", checkout, "--only", "wait-for-every-gather")
+        result = fork("export", checkout, "--base", "main", "--only", "wait-for-every-gather")
         assert_error(result, "wait-for-every-gather", "upstream already has the change")
         assert state(checkout) == before
 

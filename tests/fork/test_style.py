@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import checked, git, run
+from commands import PATCHES, checked, git, run
 
-from fork import patchset
-
-PATCHES = patchset.load()
 # Every text file that the patch set changes or adds.
 ALL_FILES = sorted({file for patch in PATCHES for file in patch.files + tuple(rule.file for rule in patch.rules)})
 FILES = [file for file in ALL_FILES if file.endswith(".py")]
