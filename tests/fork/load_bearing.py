@@ -32,7 +32,6 @@ class Variant:
 
     def __init__(self, release):
         self.release = release
-        self.patches = [patch for patch in patchset.load() if patch.applies_to(release)]
         self.stock, self.tree, self.site = (FOLDER / name for name in ("stock", "tree", "site"))
         pin, stamp = upstream.pins()[release], FOLDER / "pin"
         if not stamp.is_file() or stamp.read_text() != pin:
@@ -44,6 +43,7 @@ class Variant:
             self.site.mkdir()
             (self.site / "deepspeed").symlink_to("../tree/deepspeed")
             stamp.write_text(pin)
+        self.patches = patchset.for_source(patchset.load(), self.stock)
 
     def compose(self, selected, without=frozenset()):
         """Put a variant into the folder, and return the (patch, rule) pairs that were left out with ``without``."""
