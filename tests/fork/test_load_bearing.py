@@ -22,9 +22,9 @@ metadata: {applied: {pattern: "max(sparse_size, $LEAST)"}}
 id: idle
 language: Python
 files: [deepspeed/runtime/sparse_tensor.py]
-rule: {pattern: assert self.dense_size == b.dense_size}
-fix: assert b.dense_size == self.dense_size
-metadata: {applied: {pattern: assert b.dense_size == self.dense_size}}
+rule: {pattern: "dense_size / max(sparse_size, 1)"}
+fix: (dense_size / max(sparse_size, 1))
+metadata: {applied: {pattern: "(dense_size / max(sparse_size, $LEAST))"}}
 """
 SECOND = """subject: Divide by two at least
 message: For a test.
@@ -68,7 +68,7 @@ def load_bearing(repository, *arguments):
 def test_each_rule(made_up):
     code, output = load_bearing(made_up)
     assert code == 1
-    assert "ok    without divisor, with larger-divisor, which builds on it one fails" in output
+    assert "ok    without divisor, with idle, which builds on it one fails" in output
     assert "ok    without larger-divisor one fails" in output
     assert output.count("ok    with the patch set 1 of its tests pass") == 2
     assert output.count("ok    on the release all fail") == 2
@@ -78,12 +78,8 @@ def test_each_rule(made_up):
 
     edit(made_up / "patches" / "first.yaml", FIRST[FIRST.index("---\nid: idle"):], "")
     code, output = load_bearing(made_up, "first")
-    assert (code, "FAIL" in output, "larger" in output) == (0, False, True)
-
-    edit(made_up / "patches" / "second.yaml", "needs: [first]\n", "")
-    code, output = load_bearing(made_up, "first")
-    assert code == 1
-    assert "FAIL  patches/second.yaml does not match without it, and does not say that it needs it" in output
+    assert (code, "FAIL" in output) == (0, False)
+    assert "ok    without divisor one fails" in output
 
 
 def test_whole_patches(made_up):
@@ -92,6 +88,11 @@ def test_whole_patches(made_up):
     assert "ok    without the patch, with second, which needs it, 1 of its tests fail" in output
     assert "ok    without the patch 1 of its tests fail" in output
     assert output.count("ok    and 0 of patches that do not need it") == 2
+
+    edit(made_up / "patches" / "second.yaml", "needs: [first]\n", "")
+    code, output = load_bearing(made_up, "--whole", "first")
+    assert code == 1
+    assert "FAIL  patches/second.yaml does not match without it, and does not say that it needs it" in output
 
 
 def test_tests_of_other_patches(made_up):
