@@ -25,6 +25,7 @@ def outcomes(folder, ops, tests, *options, environment=None, cwd=ROOT, limit=Non
         "TORCH_EXTENSIONS_DIR": str(ops),
         **(environment or {})
     }
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # not without ending the tests
     with tempfile.NamedTemporaryFile(suffix=".xml") as report, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, "-m", "pytest", "--tb=no", f"--junit-xml={report.name}", *options, *tests]
         process = subprocess.Popen(command,
@@ -39,7 +40,7 @@ def outcomes(folder, ops, tests, *options, environment=None, cwd=ROOT, limit=Non
         except subprocess.TimeoutExpired:
             return None
         finally:
-            if process.poll() is None:  # after the limit, or Ctrl-C
+            if process.poll() is None:  # after the limit, Ctrl-C or SIGTERM
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         # 2 stands for modules that could not be imported, which the report names; 5 for no test at all.

@@ -2,7 +2,10 @@
 """``make load-bearing`` on two patches made up for it, one of which builds on the other."""
 
 import shutil
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +111,20 @@ def test_name_of_no_patch(made_up):
     result = run(sys.executable, "tests/fork/load_bearing.py", "absent", cwd=made_up)
     assert result.returncode == 1
     assert result.stderr == "error: absent is not a patch; these are: first, second.\n"
+
+
+def test_ended_early(made_up):
+    """Whoever ends the command ends the tests with it."""
+    written = made_up / "pid"
+    (made_up / "tests" / "unit" / "test_first.py"
+     ).write_text(f"import os, time\nopen({str(written)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+    command = [sys.executable, "tests/fork/load_bearing.py", "first"]
+    with subprocess.Popen(command, cwd=made_up, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        end = time.monotonic() + 120
+        while not written.exists() or not written.read_text():
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(30) == 1
+        assert process.stderr.read() == b"terminated\n"
+    assert not Path(f"/proc/{written.read_text()}").exists()
