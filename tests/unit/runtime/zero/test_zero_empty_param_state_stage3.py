@@ -45,7 +45,15 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+@pytest.fixture(params=[*CONFIGS, "offloaded to NVMe"])
+def options(request, tmp_path):
+    if request.param in CONFIGS:
+        return CONFIGS[request.param]
+    if not AsyncIOBuilder().is_compatible():
+        pytest.skip("the async_io op, which NVMe offload needs, cannot be built here: it needs libaio")
+    return offloaded("nvme", nvme_path=str(tmp_path))
+
+
 class TestStateOfZeroSized(ZeroSizedTest):
 
     def test_reads(self, options):
@@ -66,34 +74,8 @@ class TestStateOfZeroSized(ZeroSizedTest):
         engine.destroy()
 
 
-@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
 class TestGradientsOfZeroSized(ZeroSizedTest):
     world_size = [1, 2]
-
-    def test_updates_a_list(self, options):
-        assert_updates_gradients(options)
-
-
-class TestStateOfZeroSizedOnNVMe(ZeroSizedTest):
-    world_size = [1, 2]
-
-    @pytest.fixture
-    def options(self, tmp_path):
-        if not AsyncIOBuilder().is_compatible():
-            pytest.skip("the async_io op, which NVMe offload needs, cannot be built here: it needs libaio")
-        return offloaded("nvme", nvme_path=str(tmp_path))
-
-    def test_reads(self, options):
-        assert_reads_alike_throughout(options)
-
-    def test_writes(self, options):
-        assert_writes_alike_throughout(options)
-
-    def test_reads_partitions(self, options):
-        assert_reads_alike_throughout(options, READ_LOCAL, flat=True)
-
-    def test_writes_partitions(self, options):
-        assert_writes_alike_throughout(options, READ_LOCAL, WRITE_LOCAL, shapes=((0, ), SHAPE))
 
     def test_updates_a_list(self, options):
         assert_updates_gradients(options)

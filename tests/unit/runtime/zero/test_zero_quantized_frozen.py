@@ -115,8 +115,7 @@ class TestFrozenWeightsWithSecondaryPartition(ZeroSizedTest):
         assert_quantizes_nothing_else(
             config(zero_quantized_nontrainable_weights=True, zero_hpz_partition_size=dist.get_world_size()))
 
-    @pytest.mark.parametrize("dtype, options", [(torch.float16, {}), (torch.bfloat16, OFFLOADED)],
-                             ids=["fp16", "bf16-offloaded"])
+    @pytest.mark.parametrize("dtype, options", DTYPES_AND_PLACES[1:], ids=PLACE_IDS[1:])
     def test_forward(self, dtype, options):
         shapes = [(WIDE, WIDE)]
         group_size = {2: 2, 3: 3, 4: 2}[dist.get_world_size()]
