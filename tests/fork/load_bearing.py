@@ -24,6 +24,13 @@ sys.path.insert(0, str(ROOT))
 from fork import ForkError, compose, patchset, upstream  # noqa: E402
 
 FOLDER = ROOT / "build" / "load-bearing"
+# What setup.py writes: without it a checkpoint is one of version 0.0.0, and is loaded as those of very old releases.
+INSTALLED = """version = "{}"
+git_hash = git_branch = "[none]"
+installed_ops = {{}}
+accelerator_name = ""
+torch_info = dict.fromkeys(["version", "cuda_version", "nccl_version", "hip_version"], "0.0")
+"""
 LIMIT = {"DS_UNITTEST_TIMEOUT": "120"}  # a rank can wait for ever for what was left out
 
 
@@ -38,6 +45,7 @@ class Variant:
             shutil.rmtree(FOLDER, ignore_errors=True)
             FOLDER.mkdir(parents=True)
             upstream.place(self.stock, release)
+            (self.stock / "deepspeed" / "git_version_info_installed.py").write_text(INSTALLED.format(release))
             shutil.copytree(self.stock, self.tree, symlinks=True)
             # As installed: without op_builder and accelerator beside deepspeed.
             self.site.mkdir()

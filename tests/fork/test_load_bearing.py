@@ -42,12 +42,14 @@ fix: max(sparse_size, 2)
 metadata: {applied: {pattern: "max(sparse_size, 2)"}}
 """
 TEST = """import importlib.util
+import runpy
 from pathlib import Path
 
 
 def test_{name}():
     folder = Path(importlib.util.find_spec("deepspeed").origin).parent
     assert "max(sparse_size, {part}" in (folder / "runtime" / "sparse_tensor.py").read_text()
+    assert runpy.run_path(folder / "git_version_info_installed.py")["version"] > "0.17"
 """
 
 
