@@ -27,6 +27,7 @@ def rows(versions=None, tests: str = "tests/unit/runtime/zero", options=()):
         # One folder for all, since the ops that DeepSpeed compiles are known by the path of their source.
         tree = FOLDER / "tree"
         compose.tree(tree, version)
+        upstream.as_installed(tree)
         applied = patchset.for_source(patches, tree)
         files = [file for patch in applied for file in patch.tests if file.startswith(tests)]
         if not files:

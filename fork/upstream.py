@@ -25,6 +25,14 @@ LINKS = {
     "deepspeed/ops/op_builder": "op_builder"
 }
 
+# What setup.py writes there, as far as it can be known without a build.
+INSTALLED = """version = "{}"
+git_hash = git_branch = "[none]"
+installed_ops = {{}}
+accelerator_name = ""
+torch_info = dict.fromkeys(["version", "cuda_version", "nccl_version", "hip_version"], "0.0")
+"""
+
 
 def pins(root: Path = ROOT) -> dict:
     """``{version: requirement line}`` of the releases that ``requirements/`` pins; the first is the default."""
@@ -75,6 +83,15 @@ def place(target: Path, upstream: str = None, root: Path = ROOT) -> None:
             shutil.copytree(path, target / original, dirs_exist_ok=True)
             shutil.rmtree(path)
             path.symlink_to(os.path.relpath(target / original, path.parent), target_is_directory=True)
+
+
+def as_installed(tree: Path) -> None:
+    """Tell the DeepSpeed in ``tree`` its version.
+
+    Without being built it takes itself for 0.0.0, and its own checkpoints for those of very old releases.
+    """
+    version = (tree / "version.txt").read_text().strip()
+    (tree / "deepspeed" / "git_version_info_installed.py").write_text(INSTALLED.format(version))
 
 
 def _download(requirement: str, folder: Path) -> Path:

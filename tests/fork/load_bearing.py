@@ -24,13 +24,6 @@ sys.path.insert(0, str(ROOT))
 from fork import ForkError, compose, patchset, upstream  # noqa: E402
 
 FOLDER = ROOT / "build" / "load-bearing"
-# What setup.py writes: without it a checkpoint is one of version 0.0.0, and is loaded as those of very old releases.
-INSTALLED = """version = "{}"
-git_hash = git_branch = "[none]"
-installed_ops = {{}}
-accelerator_name = ""
-torch_info = dict.fromkeys(["version", "cuda_version", "nccl_version", "hip_version"], "0.0")
-"""
 LIMIT = {"DS_UNITTEST_TIMEOUT": "120"}  # a rank can wait for ever for what was left out
 
 
@@ -45,12 +38,12 @@ class Variant:
             shutil.rmtree(FOLDER, ignore_errors=True)
             FOLDER.mkdir(parents=True)
             upstream.place(self.stock, release)
-            (self.stock / "deepspeed" / "git_version_info_installed.py").write_text(INSTALLED.format(release))
             shutil.copytree(self.stock, self.tree, symlinks=True)
             # As installed: without op_builder and accelerator beside deepspeed.
             self.site.mkdir()
             (self.site / "deepspeed").symlink_to("../tree/deepspeed")
             stamp.write_text(pin)
+        upstream.as_installed(self.stock)
         self.patches = patchset.for_source(patchset.load(), self.stock)
 
     def compose(self, selected, without=frozenset()):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run unit tests on a DeepSpeed in a folder, and say how each ended."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@contextlib.contextmanager
+def _ended_by_sigterm():
+    """Let SIGTERM end this process as an exit, which ends the tests as well."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@_ended_by_sigterm()
 def outcomes(folder, ops, tests, *options, environment=None, cwd=ROOT, limit=None):
     """``{test: "passed", "failed" or "skipped"}`` of a run of pytest on the ``deepspeed`` in ``folder``.
 
@@ -25,7 +37,6 @@ def outcomes(folder, ops, tests, *options, environment=None, cwd=ROOT, limit=Non
         "TORCH_EXTENSIONS_DIR": str(ops),
         **(environment or {})
     }
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # not without ending the tests
     with tempfile.NamedTemporaryFile(suffix=".xml") as report, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, "-m", "pytest", "--tb=no", f"--junit-xml={report.name}", *options, *tests]
         process = subprocess.Popen(command,

@@ -86,6 +86,8 @@ def main():
         work.mkdir(parents=True, exist_ok=True)
         upstream.place(work / "stock", str(options.checkout))
         compose.tree(work / "fork", str(options.checkout))
+        upstream.as_installed(work / "stock")
+        upstream.as_installed(work / "fork")
     except ForkError as error:
         sys.exit(f"error: {error}")
     files = files_of((work / "stock", work / "fork"), options.paths)
