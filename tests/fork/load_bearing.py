@@ -2,8 +2,9 @@
 """Leave out one rule of a patch at a time, or one patch, and see which tests fail: every rule has to be missed.
 
 For each patch its own tests run, up to the first failure: with the patch set (all have to pass), with the patch and
-no more than it needs (likewise), on the release (all have to fail), and without each of its rules (one has to fail;
-a comment that a rule corrects is not tested).
+no more than it needs (likewise), without each patch that it needs (its rules do not match, or one has to fail), on the
+release (all have to fail), and without each of its rules (one has to fail; a comment that a rule corrects is not
+tested).
 With --whole all tests run, without the patch: tests of its own have to fail, and no others. Left out with a rule or a
 patch is what builds on it: the rules that do not match without it, and the patches that need it. The release is the
 pinned one, or else the newest one that the patch applies to.
@@ -133,6 +134,13 @@ def check_rules(variant, patch, report):
     report.say(
         not failed, f"{'fail' if failed else 'pass'} with no more than it needs "
         f"({', '.join(patch.needs) or 'nothing'})", failed)
+
+    for need in patch.needs:
+        rest = [each for each in selected if each == patch or each.name not in dependants(patches, need)]
+        unmatched = variant.compose(rest, {(need, None)})
+        failed = [] if unmatched else ended(variant.run(patch.tests, "-x"), "failed")
+        outcome = "a rule does not match" if unmatched else "one fails" if failed else "none fails"
+        report.say(bool(unmatched or failed), f"without {need}, which it needs, {outcome}", failed)
 
     variant.compose([])
     passed = ended(variant.run(patch.tests), "passed")

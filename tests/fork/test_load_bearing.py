@@ -78,6 +78,7 @@ def test_each_rule(made_up):
     assert output.count("ok    with the patch set 1 of its tests pass") == 2
     assert output.count("ok    on the release all fail") == 2
     assert "ok    pass with no more than it needs (first)" in output
+    assert "ok    without first, which it needs, a rule does not match" in output
     failed = [line for line in output.splitlines() if line.startswith("  FAIL")]
     assert failed == ["  FAIL  without idle none fails"]
 
@@ -85,6 +86,22 @@ def test_each_rule(made_up):
     code, output = load_bearing(made_up, "first")
     assert (code, "FAIL" in output) == (0, False)
     assert "ok    without divisor one fails" in output
+
+
+def test_needs(made_up):
+    """A patch names another that it does not build on, and then one that its test depends on."""
+    second = made_up / "patches" / "second.yaml"
+    edit(second, '{pattern: "max(sparse_size, 1)"}', "{pattern: b.values}")
+    code, output = load_bearing(made_up, "second")
+    assert code == 1
+    assert [line for line in output.splitlines()
+            if line.startswith("  FAIL")] == ["  FAIL  without first, which it needs, none fails"]
+
+    test = made_up / "tests" / "unit" / "test_second.py"
+    test.write_text(test.read_text() + TEST.format(name="both", part="1"))
+    code, output = load_bearing(made_up, "second")
+    assert (code, "FAIL" in output) == (0, False)
+    assert "ok    without first, which it needs, one fails" in output
 
 
 def test_whole_patches(made_up):
