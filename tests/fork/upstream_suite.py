@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from fork import ForkError, compose, upstream  # noqa: E402
 
-PATHS = ["runtime/zero", "runtime/comm", "checkpoint"]
+PATHS = ["runtime/zero", "runtime/comm", "checkpoint", "v1/zero"]
 SEGMENTS = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_*"
 
 
