@@ -39,13 +39,13 @@ def files_of(trees, paths):
 
 def remove_segments(before):
     """Remove the shared memory that ended ranks left, 69 MB each; what a process has mapped stays."""
-    mapped = set()
+    segments, mapped = set(glob.glob(SEGMENTS)) - before, set()
     for maps in glob.glob("/proc/[0-9]*/maps"):
         try:
             mapped.update(re.findall(r"/dev/shm/deepspeed_\S+", Path(maps).read_text()))
         except OSError:  # it has ended, or is another user's
             continue
-    for segment in set(glob.glob(SEGMENTS)) - before - mapped:
+    for segment in segments - mapped:
         Path(segment).unlink(missing_ok=True)
 
 
