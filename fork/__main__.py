@@ -55,7 +55,7 @@ def main(arguments=None) -> int:
     releases.add_argument("--keyword", metavar="EXPRESSION", help="only the tests that pytest -k takes")
 
     options = parser.parse_args(arguments)
-    if options.command == "export" and options.patches and options.branch:
+    if options.command == "export" and options.patches and options.branch is not None:
         parser.error("--patches makes no branch: leave out --branch.")
     try:
         if options.command == "export":
@@ -63,7 +63,7 @@ def main(arguments=None) -> int:
                 made = export.files(options.checkout, options.patches, options.base, options.only)
                 print(f"{len(made)} files for git am in {options.patches}:")
             else:
-                name = options.branch or export.BRANCH
+                name = export.BRANCH if options.branch is None else options.branch
                 made = export.branch(options.checkout, options.base, options.only, name)
                 print(f"{options.checkout} is on the new branch {name}, with {len(made)} commits:")
             for patch in made:

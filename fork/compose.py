@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fork import ROOT, ForkError, patchset, upstream
-from fork.repository import commit, git
+from fork.repository import git
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,12 @@ def _compose(folder: Path, source: str, root: Path) -> None:
     for patch in patchset.for_source(patches, folder):
         apply(folder, patch, root)
         commit(folder, patch.subject, patch.message)
+
+
+def commit(folder: Path, subject: str, body: str, **who) -> None:
+    """Commit all that is in ``folder`` but for the outputs of a build; ``who`` are arguments of :func:`git`."""
+    git(folder, "add", "--all", "--force", "--", ".", *(f":(exclude){name}" for name in upstream.BUILD_OUTPUTS))
+    git(folder, "commit", "--quiet", "--signoff", "--message", subject, "--message", body, **who)
 
 
 def apply(folder: Path, patch: patchset.Patch, root: Path = ROOT) -> None:

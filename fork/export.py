@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from fork import ROOT, ForkError, compose, patchset
-from fork.repository import commit, git, run
+from fork.repository import git, git_of_user
 
 BRANCH = "zero-sized-parameters"
 
@@ -28,14 +28,21 @@ def branch(checkout: Path, base: str = "HEAD", names=None, name: str = BRANCH, r
             branch already, or differs from what the patches expect. It is then as it was.
     """
     top, start, author = _look_at(checkout, base)
-    if _of_user(top, "branch", "--list", name):
+    if not _names_branch(top, name):
+        raise ForkError(f"{name} cannot be the name of a branch: name another with --branch.")
+    if git_of_user(top, "for-each-ref", f"refs/heads/{name}"):
         raise ForkError(f"{checkout} has a branch {name} already: delete it, or name another with --branch.")
     with _composed(top, start, author, names, root) as (folder, patches):
-        _of_user(top, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", str(folder), f"HEAD:refs/heads/{name}")
+        git_of_user(top, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", str(folder),
+                    f"HEAD:refs/heads/{name}")
+    head = git_of_user(top, "rev-parse", "HEAD")
     try:
-        _of_user(top, "switch", "--quiet", name)
+        # Without hooks, as one that fails would leave the checkout on the branch.
+        git_of_user(top, "-c", f"core.hooksPath={os.devnull}", "switch", "--quiet", "--no-overwrite-ignore", name)
     except ForkError:
-        _of_user(top, "branch", "--quiet", "-D", name)
+        git_of_user(top, "branch", "--quiet", "-D", name)
+        if git_of_user(top, "status", "--porcelain"):
+            git_of_user(top, "read-tree", "-u", "--reset", head)
         raise
     return patches
 
@@ -58,21 +65,27 @@ def files(checkout: Path, folder: Path, base: str = "HEAD", names=None, root: Pa
 def _look_at(checkout: Path, base: str) -> tuple:
     """The absolute path of a checkout, the id of the base commit, and who signs off."""
     top = Path(os.path.abspath(checkout))
-    if not (top / ".git").exists():
+    if not (top / ".git").exists() or not top.samefile(git_of_user(top, "rev-parse", "--show-toplevel")):
         raise ForkError(f"{checkout} is not a git checkout: clone DeepSpeed and name its folder.")
-    if _of_user(top, "status", "--porcelain"):
+    if git_of_user(top, "status", "--porcelain"):
         raise ForkError(f"{checkout} has changes that are not committed: commit, stash or remove them first.")
     try:
-        start = _of_user(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}")
+        start = git_of_user(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}")
     except ForkError as error:
         raise ForkError(f"{base} is not a commit of {checkout}: name one with --base.") from error
     author = []
     for key in ("user.name", "user.email"):
         with contextlib.suppress(ForkError):  # which says that the key is not set
-            author.append(_of_user(top, "config", key))
+            author.append(git_of_user(top, "config", key))
     if len(author) < 2 or not all(author):
         raise ForkError(f"{checkout} does not say who signs off: set user.name and user.email with git config.")
     return top, start, tuple(author)
+
+
+def _names_branch(top: Path, name: str) -> bool:
+    with contextlib.suppress(ForkError):
+        return git_of_user(top, "check-ref-format", "--branch", name) == name  # "-" is the one before this
+    return False
 
 
 @contextlib.contextmanager
@@ -84,26 +97,21 @@ def _composed(top: Path, start: str, author: tuple, names, root: Path):
         folder = Path(scratch) / "tree"
         folder.mkdir()
         git(folder, "init", "--quiet", "--object-format=sha1")
-        objects = top / _of_user(top, "rev-parse", "--git-path", "objects")
+        objects = top / git_of_user(top, "rev-parse", "--git-path", "objects")
         (folder / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n")
-        shallow = top / _of_user(top, "rev-parse", "--git-path", "shallow")
+        shallow = top / git_of_user(top, "rev-parse", "--git-path", "shallow")
         if shallow.is_file():
             shutil.copy(shallow, folder / ".git" / "shallow")
         git(folder, "checkout", "--quiet", "--detach", start)
+        if git(folder, "status", "--porcelain"):
+            raise ForkError(
+                f"{top} lacks files of {start}, as a partial clone does: check that commit out there once, or "
+                "make a full clone.")
         if not (folder / "deepspeed").is_dir() or not (folder / "version.txt").is_file():
             raise ForkError(f"{top} is not a checkout of DeepSpeed: it has no deepspeed folder and version.txt.")
         if names is None:
             patches = patchset.for_source(patches, folder)
         for patch in patches:
             compose.apply(folder, patch, root)
-            commit(folder, patch.subject, patch.message, author=author, date=None)
+            compose.commit(folder, patch.subject, patch.message, author=author, date=None)
         yield folder, patches
-
-
-def _of_user(folder: Path, *arguments: str) -> str:
-    """The output of git in the user's checkout, with the user's configuration, but not for another repository."""
-    environment = {
-        name: value
-        for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_CONFIG_")
-    }
-    return run(folder, environment, *arguments)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from fork import ROOT, ForkError
 
@@ -75,7 +75,12 @@ def load(root: Path = ROOT) -> list:
 def for_source(patches: list, folder: Path) -> list:
     """Those of ``patches`` that apply to the release whose source ``folder`` holds."""
     version = (folder / "version.txt").read_text().strip()
-    return [patch for patch in patches if patch.applies_to(version)]
+    try:
+        return [patch for patch in patches if patch.applies_to(version)]
+    except InvalidVersion as error:
+        raise ForkError(
+            f"version.txt says {version!r}, which is not a version: take DeepSpeed's source as it is, or name "
+            "patches with --only.") from error
 
 
 def select(patches: list, names) -> list:

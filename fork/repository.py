@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run git on a repository of our own, so that nothing of the caller's configuration shows in it."""
+"""Run git: on a repository of our own nothing of the caller's configuration shows; on the caller's it is used."""
 
 import os
 import subprocess
 from pathlib import Path
 
-from fork import ForkError, upstream
+from fork import ForkError
 
 IDENTITY = ("DeepSpeed zero-sized parameters", "zerosized@users.noreply.example")
 DATE = "2026-01-01T00:00:00+00:00"  # fixed, so that the same input gives the same commit ids
@@ -32,10 +32,13 @@ def git(folder: Path, *arguments: str, author: tuple = IDENTITY, date: str = DAT
     return run(folder, environment, *arguments)
 
 
-def commit(folder: Path, subject: str, body: str, **who) -> None:
-    """Commit all that is in ``folder`` but for the outputs of a build; ``who`` are arguments of :func:`git`."""
-    git(folder, "add", "--all", "--force", "--", ".", *(f":(exclude){name}" for name in upstream.BUILD_OUTPUTS))
-    git(folder, "commit", "--quiet", "--signoff", "--message", subject, "--message", body, **who)
+def git_of_user(folder: Path, *arguments: str) -> str:
+    """The output of git in a checkout of the user's, with the user's configuration, but not for another repository."""
+    environment = {
+        name: value
+        for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_CONFIG_")
+    }
+    return run(folder, environment, *arguments)
 
 
 def run(folder: Path, environment: dict, *arguments: str) -> str:
@@ -45,5 +48,7 @@ def run(folder: Path, environment: dict, *arguments: str) -> str:
     except FileNotFoundError as error:
         raise ForkError("git is not installed, and a tree is composed as a git repository: install git.") from error
     if result.returncode:
+        while arguments[0] == "-c":
+            arguments = arguments[2:]
         raise ForkError(f"git {arguments[0]} failed in {folder}: {' '.join(result.stderr.split())}.")
     return result.stdout.strip()

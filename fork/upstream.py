@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from fork import ROOT, ForkError
+from fork.repository import git_of_user
 
 # The default release, and the others.
 PINS = ("upstream.txt", "releases.txt")
@@ -120,14 +121,14 @@ def _unpack(archive: Path, folder: Path) -> Path:
             # Python 3.10 before 3.10.12 knows no filters.
             tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
             tops = {Path(name).parts[0] for name in tar.getnames() if Path(name).parts}
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError) as error:
         raise ForkError(f"{archive} is not a source distribution (.tar.gz).") from error
     return folder / tops.pop() if len(tops) == 1 else folder
 
 
 def _git_archive(checkout: Path, archive: Path) -> None:
-    result = subprocess.run(["git", "-C", checkout, "archive", f"--output={archive.resolve()}", "HEAD"],
-                            capture_output=True,
-                            text=True)
-    if result.returncode:
-        raise ForkError(f"git could not read HEAD of {checkout}: {' '.join(result.stderr.split())}.")
+    settings = ["-c", "core.autocrlf=false", "-c", "core.eol=lf"]
+    try:
+        git_of_user(checkout, *settings, "archive", f"--output={archive.resolve()}", "HEAD")
+    except ForkError as error:
+        raise ForkError(f"git could not read HEAD of {checkout}: {error}") from error

@@ -69,6 +69,13 @@ class TestBranch:
         assert git(checkout, "rev-parse", "main") == released(tree)
         git(checkout, "fsck", "--connectivity-only")
 
+    def test_hook_that_fails(self, checkout):
+        hook = checkout / ".git" / "hooks" / "post-checkout"
+        hook.write_text("#!/bin/sh\nexit 1\n")
+        hook.chmod(0o755)
+        assert fork("export", checkout).returncode == 0
+        assert git(checkout, "branch", "--show-current") == BRANCH
+
     def test_base_and_name_of_the_branch(self, checkout, tree):
         (checkout / "README.md").write_text("Newer than the release.\n")
         git(checkout, "commit", "--quiet", "--all", "--message", "A later commit")
@@ -194,7 +201,7 @@ class TestErrors:
     def unchanged(self, checkout):
         self.checkout = checkout
         yield
-        assert state(checkout) == self.before
+        assert state(self.checkout) == self.before
 
     def fails(self, *arguments, env=None, cwd=ROOT, says):
         self.before = state(self.checkout)
@@ -244,12 +251,48 @@ class TestErrors:
         git(self.checkout, "branch", BRANCH)
         self.fails(self.checkout, says=[f"a branch {BRANCH} already", "--branch"])
 
+    @pytest.mark.parametrize("name", ["", "-", "-x", "two words", "a..b", "HEAD"])
+    def test_name_that_no_branch_can_have(self, name):
+        git(self.checkout, "branch", "before")
+        git(self.checkout, "switch", "--quiet", "before")
+        self.fails(self.checkout, f"--branch={name}", says=["cannot be the name of a branch", "--branch"])
+
+    def test_ignored_file_where_a_patch_adds_one(self):
+        file = self.checkout / PATCHES[0].tests[0]
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+        (self.checkout / ".git" / "info" / "exclude").write_text(f"{PATCHES[0].tests[0]}\n")
+        self.fails(self.checkout, says=["git", PATCHES[0].tests[0]])
+        assert file.read_text() == "mine"
+
+    def test_head_that_is_locked(self):
+        """Git then changes the files, and stops."""
+        (self.checkout / ".git" / "HEAD.lock").write_text("")
+        self.fails(self.checkout, says=["HEAD.lock"])
+
+    def test_partial_clone(self, tmp_path):
+        """Only what is checked out is there."""
+        git(self.checkout, "config", "uploadpack.allowFilter", "true")
+        for text in ("first", "second"):
+            (self.checkout / "LICENSE").write_text(text)
+            git(self.checkout, "commit", "--quiet", "--all", "--message", text)
+        checked("git", "clone", "--quiet", "--filter=blob:none", self.checkout.as_uri(), tmp_path / "partial")
+        self.checkout = tmp_path / "partial"
+        for setting in IDENTITY:
+            git(self.checkout, "config", *setting.split("=", 1))
+        self.fails(self.checkout, "--base", "HEAD~1", says=["partial clone", "full clone"])
+
+    def test_version_that_is_none(self):
+        (self.checkout / "version.txt").write_text("next\n")
+        git(self.checkout, "commit", "--quiet", "--all", "--message", "A version to come")
+        self.fails(self.checkout, says=["version.txt says 'next'", "--only"])
+
     def test_checkout_that_cannot_switch(self):
         """A merge that was begun has no changes to show, but git does not leave it."""
         (self.checkout / ".git" / "MERGE_HEAD").write_text(git(self.checkout, "rev-parse", "HEAD") + "\n")
         self.fails(self.checkout, says=["git switch", "merging"])
 
-    @pytest.mark.parametrize("what", ["folder", "file", "nothing", "bare repository"])
+    @pytest.mark.parametrize("what", ["folder", "file", "nothing", "bare repository", "folder of it"])
     def test_path_that_is_not_a_checkout(self, what, tmp_path):
         path = tmp_path / "other"
         if what == "folder":
@@ -258,6 +301,10 @@ class TestErrors:
             path.write_text("")
         elif what == "bare repository":
             checked("git", "init", "--quiet", "--bare", path)
+        elif what == "folder of it":
+            path = self.checkout / "build"
+            (path / ".git").mkdir(parents=True)  # without a repository in it, git looks further up
+            (self.checkout / ".git" / "info" / "exclude").write_text("build/\n")
         self.fails(path, says=[f"{path} is not a git checkout"])
 
     def test_checkout_of_something_else(self, tmp_path):
