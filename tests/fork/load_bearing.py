@@ -136,7 +136,8 @@ def check_rules(variant, patch, report):
         f"({', '.join(patch.needs) or 'nothing'})", failed)
 
     for need in patch.needs:
-        rest = [each for each in patches if each == patch or each.name not in dependants(patches, need)]
+        without = dependants(patches, need) - {patch.name}
+        rest = [each for each in patches if each.name not in without]
         unmatched = variant.compose(rest, {(need, None)})
         failed = [] if unmatched else ended(variant.run(patch.tests, "-x"), "failed")
         outcome = "a rule does not match" if unmatched else "one fails" if failed else "none fails"

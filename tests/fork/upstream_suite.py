@@ -39,7 +39,8 @@ def files_of(trees, paths):
 
 def remove_segments(before):
     """Remove the shared memory that ended ranks left, 69 MB each; what a process has mapped stays."""
-    segments, mapped = set(glob.glob(SEGMENTS)) - before, set()
+    segments = set(glob.glob(SEGMENTS)) - before  # listed first: those that appear meanwhile are in use
+    mapped = set()
     for maps in glob.glob("/proc/[0-9]*/maps"):
         try:
             mapped.update(re.findall(r"/dev/shm/deepspeed_\S+", Path(maps).read_text()))
