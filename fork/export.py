@@ -35,14 +35,13 @@ def branch(checkout: Path, base: str = "HEAD", names=None, name: str = BRANCH, r
     with _composed(top, start, author, names, root) as (folder, patches):
         git_of_user(top, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", str(folder),
                     f"HEAD:refs/heads/{name}")
-    head = git_of_user(top, "rev-parse", "HEAD")
+    no_hooks = (f"core.hooksPath={os.devnull}", )  # one that fails would leave the checkout on the branch
     try:
-        # Without hooks, as one that fails would leave the checkout on the branch.
-        git_of_user(top, "-c", f"core.hooksPath={os.devnull}", "switch", "--quiet", "--no-overwrite-ignore", name)
+        git_of_user(top, "switch", "--quiet", "--no-overwrite-ignore", name, settings=no_hooks)
     except ForkError:
         git_of_user(top, "branch", "--quiet", "-D", name)
         if git_of_user(top, "status", "--porcelain"):
-            git_of_user(top, "read-tree", "-u", "--reset", head)
+            git_of_user(top, "read-tree", "-u", "--reset", "HEAD")
         raise
     return patches
 

@@ -32,23 +32,26 @@ def git(folder: Path, *arguments: str, author: tuple = IDENTITY, date: str = DAT
     return run(folder, environment, *arguments)
 
 
-def git_of_user(folder: Path, *arguments: str) -> str:
-    """The output of git in a checkout of the user's, with the user's configuration, but not for another repository."""
+def git_of_user(folder: Path, *arguments: str, settings: tuple = ()) -> str:
+    """The output of git in a checkout of the user's, with the user's configuration, but not for another repository.
+
+    Args:
+        settings: ``name=value`` of each setting that the configuration is not asked for.
+    """
     environment = {
         name: value
         for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_CONFIG_")
     }
-    return run(folder, environment, *arguments)
+    return run(folder, environment, *arguments, settings=settings)
 
 
-def run(folder: Path, environment: dict, *arguments: str) -> str:
+def run(folder: Path, environment: dict, *arguments: str, settings: tuple = ()) -> str:
     """The output of a git command in an environment of the caller's; the errors are those of :func:`git`."""
+    command = ["git", *(part for setting in settings for part in ("-c", setting)), *arguments]
     try:
-        result = subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise ForkError("git is not installed, and a tree is composed as a git repository: install git.") from error
     if result.returncode:
-        while arguments[0] == "-c":
-            arguments = arguments[2:]
         raise ForkError(f"git {arguments[0]} failed in {folder}: {' '.join(result.stderr.split())}.")
     return result.stdout.strip()

@@ -127,8 +127,5 @@ def _unpack(archive: Path, folder: Path) -> Path:
 
 
 def _git_archive(checkout: Path, archive: Path) -> None:
-    settings = ["-c", "core.autocrlf=false", "-c", "core.eol=lf"]
-    try:
-        git_of_user(checkout, *settings, "archive", f"--output={archive.resolve()}", "HEAD")
-    except ForkError as error:
-        raise ForkError(f"git could not read HEAD of {checkout}: {error}") from error
+    as_stored = ("core.autocrlf=false", "core.eol=lf")
+    git_of_user(checkout, "archive", f"--output={archive.resolve()}", "HEAD", settings=as_stored)

@@ -92,6 +92,16 @@ class TestTree:
         assert result.returncode == 0, result.stderr
         assert git(tmp_path / "tree", "rev-parse", "HEAD") == git(tree, "rev-parse", "HEAD")
 
+    def test_git_checkout_as_upstream_whatever_git_is_told(self, tree, tmp_path):
+        """Neither another repository in the environment nor line endings of the checkout change what is composed."""
+        checkout = tmp_path / "checkout"
+        checked("git", "clone", "--quiet", tree, checkout)
+        git(checkout, "checkout", "--quiet", git(tree, "rev-list", "--max-parents=0", "HEAD"))
+        git(checkout, "config", "core.autocrlf", "true")
+        result = fork("tree", tmp_path / "tree", "--upstream", checkout, env={"GIT_DIR": "/nowhere"})
+        assert result.returncode == 0, result.stderr
+        assert git(tmp_path / "tree", "rev-parse", "HEAD") == git(tree, "rev-parse", "HEAD")
+
     def test_changed_patch_set_is_composed_anew(self, repository, sdist, tmp_path):
         assert fork("tree", tmp_path / "tree", "--upstream", sdist, cwd=repository).returncode == 0
         edit(repository / "patches" / f"{PATCHES[-1].name}.yaml", PATCHES[-1].subject, "Another subject")

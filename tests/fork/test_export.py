@@ -76,6 +76,12 @@ class TestBranch:
         assert fork("export", checkout).returncode == 0
         assert git(checkout, "branch", "--show-current") == BRANCH
 
+    def test_checkout_whose_branch_has_no_commit_yet(self, checkout):
+        git(checkout, "switch", "--quiet", "--orphan", "new")
+        result = fork("export", checkout, "--base", "main")
+        assert result.returncode == 0, result.stderr
+        assert exported(checkout) == [patch.subject for patch in PATCHES]
+
     def test_base_and_name_of_the_branch(self, checkout, tree):
         (checkout / "README.md").write_text("Newer than the release.\n")
         git(checkout, "commit", "--quiet", "--all", "--message", "A later commit")
